@@ -1,0 +1,732 @@
+"""The only door to private JAX.
+
+``jax._src``, ``jax.extend`` and ``jax.interpreters`` are imported here and nowhere else. Every
+private name is found by a feature test; next to it stands why it is needed, and what happens
+without it: a fall-back that is slower (a program is compiled that might have been shared), never
+wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+import threading
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core as jax_core
+
+# --------------------------------------------------------------------------------------------------
+# Jaxprs
+# --------------------------------------------------------------------------------------------------
+
+Jaxpr = jax_core.Jaxpr
+ClosedJaxpr = jax_core.ClosedJaxpr
+Literal = jax_core.Literal
+Var = jax_core.Var
+
+JAXPR_CARRIES_CONSTS: bool = Jaxpr is ClosedJaxpr
+"""Since JAX 0.12 there is one class, and the consts live on the ``Jaxpr`` itself."""
+
+
+def find_private(path: str) -> Any | None:
+    """Looks up ``'package.module.Name'``.
+
+    Args:
+        path: the dotted path of a name that this version of JAX may or may not have.
+
+    Returns:
+        What stands there, or None. Callers treat None as "not on any white list".
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except Exception:  # JAX also raises errors of its own for names that it has removed
+        return None
+
+
+def _find_types(*paths: str) -> frozenset[type]:
+    found = (find_private(path) for path in paths)
+    return frozenset(item for item in found if isinstance(item, type))
+
+
+# An output that nobody reads. Public since 0.10. Without it (None) no output counts as dropped,
+# which the key only uses to tell more programs apart.
+DropVar: type | None = getattr(jax_core, "DropVar", None) or find_private("jax._src.core.DropVar")
+
+# The abstract value of arrays, compared by value. It is interned (identity is equality) or has an
+# exact `__eq__`: shape, dtype, weak type, sharding, varying axes, memory space. Public, but only
+# under this name. Without it nothing is interned.
+ShapedArray: type | None = getattr(jax.core, "ShapedArray", None) or find_private(
+    "jax._src.core.ShapedArray"
+)
+
+# The abstract value of a mutable array. Its `__eq__` leaves `kind` out, so the key takes it apart.
+# Without it, programs with references are not interned.
+AbstractRef: type | None = find_private("jax._src.state.types.AbstractRef")
+
+# Classes whose `__eq__` and `__hash__` are exact: they compare everything that lowering or a
+# transformation can read, or are interned so that identity is equality. Read in the sources of
+# 0.10.2 and 0.12.0.1. A name that is missing here means: refuse to intern.
+#   NamedSharding         spec, memory kind, logical device ids, mesh
+#   SingleDeviceSharding  device, memory kind
+#   PartitionSpec, Mesh, AbstractMesh   interned
+#   Layout                major_to_minor, tiling, sub_byte_element_size_in_bits: all its attributes
+#   UnspecifiedValue, AutoLayoutSingleton   singletons, compared by identity
+# Left out on purpose: GSPMDSharding (equal when XLA finds them *semantically* equal, so the text
+# may differ), PmapSharding, and Format (it may hold any sharding: the key takes it apart).
+EXACT_TYPES: frozenset[type] = _find_types(
+    "jax.sharding.NamedSharding",
+    "jax.sharding.SingleDeviceSharding",
+    "jax.sharding.PartitionSpec",
+    "jax.sharding.Mesh",
+    "jax.sharding.AbstractMesh",
+    "jax._src.named_sharding.UnspecifiedValue",
+    "jax._src.sharding_impls.UnspecifiedValue",
+    "jax._src.layout.Layout",
+    "jax._src.layout.AutoLayoutSingleton",
+    "jax._src.core.AbstractToken",
+) | (frozenset([ShapedArray]) if ShapedArray is not None else frozenset())
+
+# Frozen dataclasses that are their fields and nothing more. The key compares the fields one by one,
+# and so does not depend on `__eq__`. A missing name means: refuse to intern.
+FIELD_TYPES: frozenset[type] = _find_types(
+    "jax._src.lax.lax.RaggedDotDimensionNumbers",
+    "jax._src.ad_checkpoint.DotsSaveable",
+    "jax._src.ad_checkpoint.SaveOnlyTheseNames",
+    "jax._src.ad_checkpoint.SaveAnyNamesButThese",
+)
+
+# Containers of JAX that are taken apart attribute by attribute. A missing name means: refuse.
+#   HashableArray  `__eq__` says 0.0 == -0.0, so the key compares its bytes
+#   FTTuple, FTPyTree, FTSingleton, FTFiltered, Either   since 0.12, in the parameters of scan
+#                  (FTDict and FTStatic are left out: they hold anything)
+#   _FlatCallback  a callback and the tree of its arguments
+#   Format         a layout and a sharding
+HashableArray: type | None = find_private("jax._src.hashable_array.HashableArray")
+FlatCallback: type | None = find_private("jax._src.callback._FlatCallback")
+Format: type | None = find_private("jax._src.layout.Format")
+FTTuple: type | None = find_private("jax._src.flattree.FTTuple")
+FTPyTree: type | None = find_private("jax._src.flattree.FTPyTree")
+FTSingleton: type | None = find_private("jax._src.flattree.FTSingleton")
+FTFiltered: type | None = find_private("jax._src.flattree.FTFiltered")
+Either: type | None = find_private("jax._src.util.Either")
+
+# How JAX wraps the functions that it traces later; needed to find the rule behind a thunk. Without
+# them every rule counts as a new one.
+WrappedFun: Any = find_private("jax._src.linear_util.WrappedFun")
+ClosedRule: Any = find_private("jax._src.custom_batching.ClosedRule")
+
+# Effects without content: instances of one class all mean the same. An effect that is in none of
+# these lists means: refuse to intern.
+PLAIN_EFFECTS: frozenset[type] = _find_types(
+    "jax._src.core.InternalMutableArrayEffect",
+    "jax._src.callback.IOEffect",
+    "jax._src.callback.OrderedIOEffect",
+    "jax._src.debugging.DebugEffect",
+    "jax._src.debugging.OrderedDebugEffect",
+)
+# Effects on one input: their `input` is a variable or a position.
+INPUT_EFFECTS: frozenset[type] = _find_types(
+    "jax._src.state.types.ReadEffect",
+    "jax._src.state.types.WriteEffect",
+    "jax._src.state.types.AccumEffect",
+)
+# The effect of reading a named axis: its `name` is the axis.
+NAMED_AXIS_EFFECTS: frozenset[type] = _find_types("jax._src.core.NamedAxisEffect")
+
+
+def open_jaxpr(closed: Any) -> tuple[Any, list[Any]]:
+    """Turns the consts of a jaxpr into leading inputs.
+
+    Args:
+        closed: a ``ClosedJaxpr`` (a ``Jaxpr`` with its consts since 0.12), or an open ``Jaxpr``,
+            whose constvars become inputs too.
+
+    Returns:
+        A ``Jaxpr`` without consts and constvars, and the consts: calling it on
+        ``[*consts, *args]`` is calling ``closed`` on ``args``.
+    """
+    if JAXPR_CARRIES_CONSTS:
+        consts = list(closed.consts)
+        return (closed.with_consts(()) if consts else closed), consts
+    jaxpr, consts = (
+        (closed.jaxpr, list(closed.consts)) if isinstance(closed, ClosedJaxpr) else (closed, [])
+    )
+    if not jaxpr.constvars:
+        return jaxpr, consts
+    debug = jaxpr.debug_info
+    if debug.arg_names is not None:
+        debug = debug._replace(arg_names=("",) * len(jaxpr.constvars) + tuple(debug.arg_names))
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    return jaxpr.replace(constvars=(), invars=invars, debug_info=debug), consts
+
+
+def close_jaxpr(jaxpr: Any) -> Any:
+    """A closed jaxpr around an open one without constvars."""
+    return jaxpr if JAXPR_CARRIES_CONSTS else ClosedJaxpr(jaxpr, ())
+
+
+def jaxpr_as_fun(jaxpr: Any) -> Callable[..., Sequence[Any]]:
+    """A function of flat inputs that returns the list of flat outputs of an open jaxpr."""
+    return jax_core.jaxpr_as_fun(close_jaxpr(jaxpr))
+
+
+# -- the rules behind thunks -----------------------------------------------------------------------
+#
+# `custom_jvp_call`, `custom_vjp_call` and `custom_vmap_call` carry fresh thunks at every trace; the
+# functions of the user lie several closures deep. The three functions below dig them out, and check
+# every step on the way: who wrapped what, with which arguments. Anything that does not look exactly
+# like the sources of 0.10 .. 0.12 gives None, and then the thunk counts as a new rule.
+
+
+class Rule(NamedTuple):
+    """What decides how a derivative or batching rule acts.
+
+    Attributes:
+        functions: the functions of the user (or of JAX) that are called.
+        statics: the values they are called with, and the trees and avals around them.
+    """
+
+    functions: tuple[Callable[..., Any], ...]
+    statics: tuple[Any, ...]
+
+
+class _Surprise(Exception):
+    """A thunk that is built in another way than we know."""
+
+
+_AD = "jax._src.custom_derivatives"
+_API = "jax._src.api_util"
+_PE = "jax._src.interpreters.partial_eval"
+_LU = "jax._src.linear_util"
+
+
+def _check(condition: bool) -> None:
+    if not condition:
+        raise _Surprise
+
+
+def _is_function(value: Any, module: str, qualname: str) -> bool:
+    """Is this the function that JAX defines under this name? (The names alone can be borrowed.)"""
+    return (
+        type(value) is types.FunctionType
+        and value.__globals__.get("__name__") == module
+        and value.__code__.co_name == qualname.rpartition(".")[2]
+        and value.__qualname__ == qualname
+    )
+
+
+def _cells(function: types.FunctionType) -> dict[str, Any]:
+    cells = function.__closure__ or ()
+    return dict(zip(function.__code__.co_freevars, [c.cell_contents for c in cells], strict=True))
+
+
+def _cells_of(value: Any, module: str, qualname: str) -> dict[str, Any]:
+    _check(_is_function(value, module, qualname))
+    return _cells(value)
+
+
+def _wrapped(value: Any) -> Any:
+    _check(WrappedFun is not None and type(value) is WrappedFun and value.params == ())
+    return value
+
+
+def _memoized(thunk: Any, method: str) -> dict[str, Any]:
+    """The cells of the function that a tracing thunk memoizes."""
+    _check(_wrapped(thunk).transforms == ())
+    memoized = _cells_of(thunk.f, _PE, "_memoize.<locals>.memoized")
+    return _cells_of(memoized["fn"], _PE, f"DynamicJaxprTrace.{method}")
+
+
+def _kinds(values: Sequence[Any]) -> list[str]:
+    return [type(value).__name__ for value in values]
+
+
+def _static_arguments(transforms: Sequence[tuple[Any, tuple[Any, ...]]]) -> tuple[Any, ...]:
+    """The arguments that `nondiff_argnums` fixes: at most one transformation, of two kinds."""
+    if not transforms:
+        return ()
+    [(function, arguments)] = transforms
+    if _is_function(function, _API, "_prepend_static_args"):
+        (fixed,), where = arguments, ()
+    else:
+        _check(_is_function(function, _API, "_argnums_partial"))
+        where, fixed = arguments
+    _check(all(kind == "Unhashable" for kind in _kinds(fixed)))
+    return (tuple(where), *[box.val for box in fixed])
+
+
+def _store_of(thunk: Any) -> Any:
+    return _cells_of(thunk, _LU, "transformation_with_aux2.<locals>.<lambda>")["out_store"]
+
+
+def jvp_rule(thunk: Any) -> Rule | None:
+    """The rule behind ``custom_jvp_call``'s ``jvp_jaxpr_fun``, or None."""
+    try:
+        cells = _memoized(thunk, "process_custom_jvp_call.<locals>.jvp_jaxpr_thunk")
+        jvp = _wrapped(cells["jvp"])
+        (flatten, arguments), *rest = jvp.transforms
+        _check(_is_function(flatten, _AD, "_flatten_jvp"))
+        # Two names and a thunk with the primal's type: for error messages only.
+        _check(_kinds(arguments) == ["str", "str", "PyTreeDef", "function"])
+        statics = (arguments[2], tuple(cells["in_avals"]), *_static_arguments(rest))
+        return Rule((jvp.f,), statics)
+    except Exception:
+        return None
+
+
+def vjp_rule(fwd_thunk: Any, bwd: Any, out_trees: Any) -> Rule | None:
+    """The rule behind the parameters of ``custom_vjp_call``, or None.
+
+    ``out_trees`` reads what the forward rule has stored, so it follows from the forward rule; it is
+    only checked to be *its* store.
+    """
+    try:
+        cells = _memoized(fwd_thunk, "process_custom_vjp_call.<locals>.fwd_jaxpr_from_zeros")
+        fwd, bwd = _wrapped(cells["fwd"]), _wrapped(bwd)
+        (flatten_fwd, fwd_arguments), *fwd_rest = fwd.transforms
+        (flatten_bwd, bwd_arguments), *bwd_rest = bwd.transforms
+        _check(_is_function(flatten_fwd, _AD, "_flatten_fwd"))
+        _check(_is_function(flatten_bwd, _AD, "_flatten_bwd"))
+        # nondiff_argnums (until 0.10), symbolic zeros; then debug information, the tree of the
+        # inputs, and a thunk with the primal's type for error messages.
+        *flags, _, _, fwd_tree, _ = fwd_arguments
+        _check(_kinds(flags) in (["bool"], ["tuple", "bool"]))
+        _check(_kinds(fwd_arguments[-4:]) == ["DebugInfo", "DebugInfo", "PyTreeDef", "function"])
+        # The tree and the avals of the inputs; since 0.11 the primal (for error messages), symbolic
+        # zeros, and whether the rule logs.
+        bwd_tree, bwd_avals, bwd_trees, *bwd_flags = bwd_arguments
+        _check(_kinds(bwd_flags[1:]) in ([], ["bool", "bool"]) and len(bwd_flags) in (0, 3))
+        trees = _cells_of(
+            out_trees, _PE, "DynamicJaxprTrace.process_custom_vjp_call.<locals>.out_trees_"
+        )
+        _check(_store_of(trees["out_trees"]) is fwd.stores[0])
+        _check(_store_of(bwd_trees) is fwd.stores[0])
+        statics = (
+            *flags,
+            fwd_tree,
+            tuple(cells["in_avals"]),
+            bwd_tree,
+            tuple(bwd_avals),
+            *bwd_flags[1:],
+            trees["num_consts"],
+            _static_arguments(fwd_rest),
+            _static_arguments(bwd_rest),
+        )
+        return Rule((fwd.f, bwd.f), statics)
+    except Exception:
+        return None
+
+
+def vmap_rule(rule: Any) -> Rule | None:
+    """The rule behind ``custom_vmap_call``'s ``rule``, or None."""
+    if ClosedRule is None or type(rule) is not ClosedRule:
+        return None
+    return Rule((rule.rule,), ())
+
+
+def defjvps_rule(function: Any) -> Rule | None:
+    """Takes apart the rule that ``custom_jvp.defjvps`` makes of one rule per argument, or None.
+
+    It calls the primal again, so the primal is one of the functions.
+    """
+    try:
+        cells = _cells_of(function, _AD, "custom_jvp.defjvps.<locals>.jvp")
+        primal, rules = cells["self"], cells["jvps"]
+        _check(type(primal) is jax.custom_jvp and primal.jvp is function)
+        present = tuple(rule is not None for rule in rules)
+        functions = (primal.fun, *[rule for rule in rules if rule is not None])
+        return Rule(functions, (present, bool(primal.symbolic_zeros)))
+    except Exception:
+        return None
+
+
+_PjitFunction: type = type(jax.jit(lambda: None))
+
+
+def is_own_function(value: Any) -> bool:
+    """Is this a function of the jax package that captures nothing?
+
+    What such a function does cannot change while the process runs. Its ``__module__`` proves
+    nothing, since ``functools.wraps`` copies it; its globals do.
+    """
+    if type(value) is _PjitFunction:
+        # What is compared is the jitted object itself, with its options.
+        value = getattr(value, "__wrapped__", None)
+    if type(value) is not types.FunctionType or value.__closure__ is not None:
+        return False
+    name = value.__globals__.get("__name__") or ""
+    module = sys.modules.get(name)
+    is_jax = name == "jax" or name.startswith("jax.")
+    return is_jax and module is not None and module.__dict__ is value.__globals__
+
+
+# ---------------------------------------------------------------------------------------------------
+# Values that a function may capture
+# ---------------------------------------------------------------------------------------------------
+
+# The exact class of concrete arrays, for the fast table of kinds. Without it arrays are found by
+# `isinstance`, which is slower.
+ArrayImpl: Any = find_private("jax._src.array.ArrayImpl")
+
+# Devices are compared by identity. The class is public only under this name; without it a captured
+# device is opaque.
+Device: type | None = getattr(jax, "Device", None)
+
+# Objects with derivative or batching rules: what they are is what their attributes are.
+CUSTOM_RULE_TYPES: tuple[type, ...] = tuple(
+    cls
+    for cls in (
+        jax.custom_jvp,
+        jax.custom_vjp,
+        find_private("jax.custom_batching.custom_vmap"),
+    )
+    if isinstance(cls, type)
+)
+
+_Ref: type | None = getattr(jax, "Ref", None) or find_private("jax._src.core.Ref")
+
+
+def is_ref(value: Any) -> bool:
+    """Is this a mutable array? Where JAX does not say, whatever has ``get`` and ``swap`` is one."""
+    if _Ref is not None:
+        return isinstance(value, _Ref)
+    return hasattr(value, "swap")
+
+
+PjitFunction: type = _PjitFunction
+
+JIT_ATTRIBUTES = frozenset(vars(jax.jit(lambda: None)))
+"""Attributes of every jitted object; others were set by the user, or copied from the function."""
+
+# What `jax.jit` was asked for; kept on the jitted object. Without it a captured jitted function counts
+# by identity, so a fresh one is a miss.
+_PLAIN_JIT = {
+    "user_specified_in_shardings": False,
+    "device": None,
+    "backend": None,
+    "use_resource_env": False,
+}
+
+
+def jit_options(jitted: Any) -> dict[str, Any] | None:
+    """The options of a ``jax.jit`` object, or None where it cannot be rebuilt from them.
+
+    Only objects without shardings, layouts, devices or backends: those are compared by identity.
+    """
+    info = getattr(jitted, "_jit_info", None)
+    if info is None or not hasattr(info, "_asdict") or not hasattr(jitted, "__wrapped__"):
+        return None
+    fields = info._asdict()
+    if any(fields.get(name, value) != value for name, value in _PLAIN_JIT.items()):
+        return None
+    for name in ("in_shardings", "out_shardings", "in_layouts", "out_layouts"):
+        for leaf in fields.get(f"{name}_leaves", (None,)):
+            if leaf is not None and type(leaf).__name__ != "UnspecifiedValue":
+                return None
+    try:
+        return {
+            "static_argnums": fields["static_argnums"],
+            "static_argnames": fields["static_argnames"],
+            "donate_argnums": fields["donate_argnums"],
+            "donate_argnames": fields["donate_argnames"],
+            "keep_unused": fields["keep_unused"],
+            "inline": fields["inline"],
+            "compiler_options": dict(fields["compiler_options_kvs"]),
+        }
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+# ---------------------------------------------------------------------------------------------------
+# The context of a trace
+# ---------------------------------------------------------------------------------------------------
+
+# Whether some JAX transformation is under way in this thread. Public in `jax.extend.core` or `jax.core`.
+# Captured in a new thread, which starts clean even when this module is imported while tracing.
+_opaque_trace_state = getattr(jax_core, "get_opaque_trace_state", None) or getattr(
+    jax.core, "get_opaque_trace_state", None
+)
+
+
+def _in_new_thread(function: Callable[[], Any]) -> Any:
+    out: list[Any] = []
+    thread = threading.Thread(target=lambda: out.append(function()))
+    thread.start()
+    thread.join()
+    return out[0]
+
+
+_CLEAN = _in_new_thread(_opaque_trace_state) if _opaque_trace_state is not None else None
+
+
+# The trace that is under way. Without it a loop inside of a trace becomes a call of a staged program,
+# which is the same program with one more (inlined) call in it.
+_trace_ctx = find_private("jax._src.core.trace_ctx")
+# The same answer as the public function below, in a third of the time.
+_is_top_level = getattr(_trace_ctx, "is_top_level", None)
+
+
+def trace_state_is_clean() -> bool:
+    """Whether no transformation is under way in this thread. Unknown counts as "one is"."""
+    if _is_top_level is not None:
+        return bool(_is_top_level())
+    return _opaque_trace_state is not None and bool(_opaque_trace_state() == _CLEAN)
+
+
+# Everything that JAX itself puts into the keys of its trace caches. Without it (None) nothing is kept
+# from one context to another: each call that JAX's C++ dispatch does not know is traced.
+_trace_context = find_private("jax._src.config.trace_context")
+
+
+def trace_context() -> Hashable:
+    """JAX's whole trace context, as a hashable."""
+    if _trace_context is None:
+        return object()
+    # Without our own mark: whoever is traced inside of `forget_traces` is traced in the same context.
+    return tuple([None if type(part) is _Unseen else part for part in _trace_context()])
+
+
+# What changes tracing, lowering or compiling and is in none of JAX's cache keys.
+_EXTRA_STATES = (
+    "jax_default_prng_impl",
+    "jax_legacy_prng_key",
+    "jax_enable_custom_prng",
+    "jax_default_dtype_bits",
+    "jax_safer_randint",
+    "jax_custom_vjp_disable_shape_check",
+    "jax_disable_bwd_checks",
+    "jax_disable_vmap_shmap_error",
+    "jax_bcoo_cusparse_lowering",
+    "jax_use_magma",
+    "jax_use_rgv3",
+    "jax_refs_to_pins",
+    "jax_mosaic_allow_hlo",
+    "jax_pallas_poison_buffers",
+    "jax_compiler_enable_remat_pass",
+    "jax_optimization_level",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_ragged_dot_use_ragged_dot_instruction",
+    "jax_remove_custom_partitioning_ptr_from_cache_key",
+    "jax_enable_checks",
+)
+# Modes under which loopjit steps aside: JAX runs the function op by op, or looks at each value.
+_BYPASS_STATES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks")
+
+_EXTRA = [name for name in _EXTRA_STATES if hasattr(jax.config, name)]
+_BYPASS = [name for name in _BYPASS_STATES if hasattr(jax.config, name)]
+
+
+class _Watch:
+    """Whether one of the states above was changed since the import.
+
+    Reading twenty states takes longer than all the rest of a warm call, and hardly anybody changes
+    them; so JAX's own hooks (a global one, and one for ``with`` statements) set a flag, and only after
+    that the states are read at each call. Where a state takes no hooks the flag is set from the start.
+    """
+
+    __slots__ = ("epoch", "initial", "listeners", "touched")
+
+    def __init__(self) -> None:
+        # In a new thread: a `with` may be open in this one.
+        self.initial: tuple[Any, ...] = _in_new_thread(config_key)
+        self.touched = config_key() != self.initial or bypass()
+        self.listeners: list[Callable[[], None]] = []
+        self.renew()
+        states = find_private("jax._src.config.config_states") or {}
+        for name in (*_EXTRA, *_BYPASS):
+            if not self._hook(states.get(name)):
+                self.touched = True
+
+    def _hook(self, state: Any) -> bool:
+        slots = ("_update_global_hook", "_update_thread_local_hook")
+        if state is None or not all(hasattr(state, slot) for slot in slots):
+            return False
+        usual = getattr(jax.config, state.name)
+        for slot in slots:
+            setattr(state, slot, self._after(getattr(state, slot), usual))
+        return True
+
+    def _after(self, inner: Callable[[Any], None] | None, usual: Any) -> Callable[[Any], None]:
+        def hook(value: Any) -> None:
+            # None: a `with` was left. JAX itself turns debug_nans off for a moment now and then.
+            if value is not None and value != usual:
+                self.touched = True
+                self.renew()
+            if inner is not None:
+                inner(value)
+
+        return hook
+
+    def renew(self) -> None:
+        """What was remembered for the current epoch is void; listeners forget it at once."""
+        self.epoch = object()
+        for forget in self.listeners:
+            forget()
+
+    def extra(self) -> Hashable:
+        """What keys have to contain beside JAX's trace context; None as long as nothing is unusual."""
+        if not self.touched:
+            return None
+        now = config_key()
+        return None if now == self.initial else now
+
+
+def config_key() -> tuple[Any, ...]:
+    """The states that JAX's own keys leave out."""
+    return tuple([getattr(jax.config, name) for name in _EXTRA])
+
+
+def bypass() -> bool:
+    """Whether JAX is in a mode in which loopjit steps aside."""
+    return any(getattr(jax.config, name) for name in _BYPASS)
+
+
+watch = _Watch()
+
+
+def is_tracing() -> bool:
+    """Whether a jaxpr is being made in this thread (by ``jax.jit``, the body of a loop ...)."""
+    trace = getattr(_trace_ctx, "trace", None)
+    while trace is not None:
+        if type(trace).__name__ == "DynamicJaxprTrace":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+class _Cleared:
+    """What ``jax.clear_caches()`` asks to be cleared."""
+
+    def __init__(self, clear: Callable[[], None]):
+        self.cache_clear = clear
+
+    def cache_info(self) -> None:
+        return None
+
+    def cache_keys(self) -> tuple[()]:
+        return ()
+
+
+_cleared: list[_Cleared] = []  # JAX holds them weakly
+
+
+def clear_with_jax(clear: Callable[[], None]) -> None:
+    """Lets ``jax.clear_caches()`` call ``clear``. Without the private registry it does not."""
+    register = find_private("jax._src.util.register_cache")
+    if register is not None:
+        _cleared.append(_Cleared(clear))
+        register(_cleared[-1], "loopjit")
+
+
+_abc_dump = find_private("_abc._get_dump")
+
+
+def has_registered_classes(cls: type) -> bool:
+    """Whether classes were registered with an abstract class. Unknown counts as "some were"."""
+    try:
+        return bool(_abc_dump(cls)[0])  # type: ignore[misc]
+    except Exception:
+        return True
+
+
+class _Unseen:
+    """A value of JAX's user context that was never there before."""
+
+
+_user_context = jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
+
+CAN_FORGET: bool = _user_context is not None
+"""Whether JAX can be made to trace functions again that it remembers by identity."""
+
+
+_marks: OrderedDict[Hashable, _Unseen] = OrderedDict()
+
+
+def forget_traces(state: Hashable) -> contextlib.AbstractContextManager[Any]:
+    """While it is entered, JAX finds no trace of a function (of a scan's body ...) from another state.
+
+    Args:
+        state: stands for all that functions read. JAX keeps some data for each, for functions of its own
+            that it traces anew, so a state that comes again gets the same mark.
+    """
+    if _user_context is None:
+        return contextlib.nullcontext()
+    mark = _marks.setdefault(state, _Unseen())
+    if len(_marks) > 256:
+        _marks.popitem(last=False)
+    return _user_context(mark)
+
+
+class _Asked(threading.local):
+    """How often the value of a tracer was asked for in this thread."""
+
+    count = 0
+
+
+_asked = _Asked()
+
+
+def times_asked() -> int:
+    """Grows when JAX refuses to give the value of a tracer (also if the error is caught), or its text."""
+    return _asked.count
+
+
+def _notice(cls: type, method: str, from_jax: bool) -> None:
+    inner = getattr(cls, method)
+
+    @functools.wraps(inner)
+    def noticed(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if from_jax or not caller.startswith("jax."):
+            _asked.count += 1
+        return inner(*args, **kwargs)
+
+    setattr(cls, method, noticed)
+
+
+# Public classes, and what they do stays the same. There is no other way to learn that a function asked
+# for a value and went on without it (`try: k = int(n)`, `except: k = 0`), or took the text of a tracer.
+# (JAX itself takes the text for its debug information.)
+_notice(jax.core.Tracer, "__repr__", from_jax=False)
+for _name in (
+    "ConcretizationTypeError",
+    "TracerArrayConversionError",
+    "TracerBoolConversionError",
+    "TracerIntegerConversionError",
+    "NonConcreteBooleanIndexError",
+):
+    if isinstance(getattr(jax.errors, _name, None), type):
+        _notice(getattr(jax.errors, _name), "__init__", from_jax=True)
+
+
+def new_var(aval: Any) -> Any:
+    """A variable for a jaxpr that is rebuilt, or None: then it is left as it is, and not interned."""
+    try:
+        var = Var(aval)
+    except Exception:
+        return None
+    return var if var.aval is aval else None
+
+
+def replace_jaxpr(jaxpr: Any, *, invars: list[Any], eqns: list[Any]) -> Any:
+    """A jaxpr with more inputs in front; the names of arguments in its debug information go with them."""
+    debug = jaxpr.debug_info
+    more = len(invars) - len(jaxpr.invars)
+    if getattr(debug, "arg_names", None) is not None:
+        debug = debug._replace(arg_names=(*[""] * more, *debug.arg_names))
+    return jaxpr.replace(invars=invars, eqns=eqns, debug_info=debug)
+
+
+# What `jax.jit` has in the place of a sharding that nobody asked for.
+UNSPECIFIED: Any = find_private("jax._src.sharding_impls.UNSPECIFIED") or find_private(
+    "jax._src.named_sharding.UNSPECIFIED"
+)

@@ -1,0 +1,1 @@
+"""When two jaxprs are the same program, and the table that keeps one of each."""
