@@ -1,0 +1,74 @@
+"""A bounded, thread-safe table that forgets what was used longest ago, and counts."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LRU(Generic[K, V]):
+    """A mapping with a bound.
+
+    Attributes:
+      peek: finds a value or None, without a lock and without touching the order (for warm calls).
+    """
+
+    __slots__ = ("_data", "_lock", "evicted", "maxsize", "peek")
+
+    def __init__(self, maxsize: int):
+        self.maxsize = maxsize
+        self.evicted = 0
+        self._data: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+        self.peek: Callable[[K], V | None] = self._data.get
+
+    def get(self, key: K) -> V | None:
+        """Finds a value or None, and notes the use."""
+        with self._lock:
+            value = self._data.get(key)
+            if value is not None:
+                self._data.move_to_end(key)
+            return value
+
+    def put(self, key: K, value: V) -> V:
+        """Stores ``value`` unless the key is there already; returns what is stored."""
+        with self._lock:
+            there = self._data.setdefault(key, value)
+            self._data.move_to_end(key)
+            while len(self._data) > self.maxsize:
+                self._data.popitem(last=False)
+                self.evicted += 1
+            return there
+
+    def replace(self, key: K, value: V) -> V:
+        """Stores ``value`` in the place of whatever is there."""
+        with self._lock:
+            self._data.pop(key, None)
+        return self.put(key, value)
+
+    def discard(self, key: K) -> None:
+        """Forgets one key."""
+        with self._lock:
+            self._data.pop(key, None)
+
+    def pop_oldest(self) -> None:
+        """Forgets what was used longest ago."""
+        with self._lock:
+            if self._data:
+                self._data.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._data.clear()
+
+    def values(self) -> list[V]:
+        with self._lock:
+            return list(self._data.values())
+
+    def __len__(self) -> int:
+        return len(self._data)
