@@ -1,0 +1,12 @@
+"""JAX code with loops that never compiles the same thing twice."""
+
+from loopjit import lax as lax
+from loopjit.engine.state import (
+    CacheInfo as CacheInfo,
+    cache_clear as cache_clear,
+    cache_info as cache_info,
+)
+from loopjit.errors import LoopJitError as LoopJitError, StrictError as StrictError
+from loopjit.transform import LoopJitted as LoopJitted, loop_jit as loop_jit
+
+__version__ = "0.1.0"

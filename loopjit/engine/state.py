@@ -1,0 +1,322 @@
+"""What is remembered: programs by function, static values and avals; the tables of the process."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Container, Hashable, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from jax import tree_util
+
+from loopjit import compat
+from loopjit.memo import LRU
+from loopjit.programs.program import Program, Tables
+from loopjit.signature import kinds
+from loopjit.signature.arguments import Layout, TypesKey
+from loopjit.signature.describe import Description, describe
+from loopjit.signature.plans import COPIED
+from loopjit.signature.trust import is_pure_function
+
+
+class CacheInfo(NamedTuple):
+    """What happened to the calls of the process, or of one function.
+
+    Attributes:
+      hits: calls that needed no trace.
+      interned: calls that were traced, and whose program was there already: nothing was compiled.
+      misses: calls that were traced, and whose program was new.
+      currsize: programs that are remembered.
+      maxsize: how many are remembered at most.
+    """
+
+    hits: int
+    interned: int
+    misses: int
+    currsize: int
+    maxsize: int
+
+
+class Counts:
+    """Counters without a lock: a lost increment is not worth one on each call."""
+
+    __slots__ = ("hits", "interned", "misses")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.hits = self.interned = self.misses = 0
+
+
+class Entry(NamedTuple):
+    """A program with the consts of one function.
+
+    Attributes:
+      call: the jitted callable.
+      bound: whether its first argument is a tuple of bound values: consts, then captured arrays.
+      consts: arrays that were made while tracing.
+      program: what ``call`` belongs to.
+      fill: captured arrays among the consts: (place, number among the pinned ones). They are taken from
+        each call, so that nothing here keeps them alive.
+      once: not to be transformed: derivative and batching rules did not count.
+    """
+
+    call: Callable[..., Any]
+    bound: bool
+    consts: tuple[Any, ...]
+    program: Program
+    fill: tuple[tuple[int, int], ...] = ()
+    once: bool = False
+
+    def bound_values(self, hidden: Sequence[Any], pinned: Sequence[Any]) -> tuple[Any, ...]:
+        """What is passed before the arguments."""
+        if not self.fill:
+            return (*self.consts, *hidden)
+        consts = list(self.consts)
+        for place, number in self.fill:
+            consts[place] = pinned[number]
+        return (*consts, *hidden)
+
+    def without(self, pinned: Sequence[Any]) -> Entry:
+        """The same entry, with the captured arrays among its consts left out."""
+        where = {id(array): number for number, array in enumerate(pinned)}
+        fill = [(i, where[id(c)]) for i, c in enumerate(self.consts) if id(c) in where]
+        if not fill:
+            return self
+        consts = list(self.consts)
+        for place, _ in fill:
+            consts[place] = None
+        return self._replace(consts=tuple(consts), fill=tuple(fill))
+
+
+class Site:
+    """What was called last from one place, and, where calls differ in avals, how to tell them apart.
+
+    Attributes:
+      entry: the program that was used last.
+      where: the leaves that tell calls apart; empty as long as all calls were alike.
+      hints: the program to try, by what is seen there.
+    """
+
+    __slots__ = ("entry", "hints", "where")
+
+    def __init__(self) -> None:
+        self.entry: Any = None
+        self.where: tuple[int, ...] = ()
+        self.hints: dict[Hashable, Entry] = {}
+
+    def guess(self, hidden: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The entry to try first. A wrong guess costs time, never a wrong program."""
+        return self.hints.get(self._seen(hidden, args, kwargs), self.entry)
+
+    def _seen(self, hidden: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:
+        leaves = tree_util.tree_leaves((hidden, args, kwargs))
+        if self.where[-1] >= len(leaves):
+            return len(leaves)
+        return tuple([_glance(leaves[i]) for i in self.where])
+
+    def learn(
+        self, entry: Entry, hidden: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        """Notes that ``entry`` is the one for these arguments."""
+        previous = self.entry
+        if previous is not None and previous is not entry:
+            pairs = zip(_argument_avals(previous), _argument_avals(entry), strict=False)
+            differs = [i for i, (a, b) in enumerate(pairs) if a != b][:1]
+            where = tuple(sorted({*self.where, *differs}))
+            if where != self.where or len(self.hints) > 1024:
+                self.where, self.hints = where, {}
+        if self.where:
+            self.hints[self._seen(hidden, args, kwargs)] = entry
+        self.entry = entry
+
+
+def _argument_avals(entry: Entry) -> list[Any]:
+    return entry.program.avals[len(entry.consts) :]
+
+
+def _glance(leaf: Any) -> Hashable:
+    aval = getattr(leaf, "aval", None)
+    if aval is not None:
+        return aval
+    return (type(leaf), getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
+
+
+class State:
+    """What is known of all functions that are equal (or, when it is private, of one).
+
+    Attributes:
+      layouts: by the types of the arguments.
+      sites: by those types and the static values.
+      programs: by those, avals and context.
+      private: programs of equal functions may not be shared.
+      writes: a trace writes to what the function captures: it must see the originals.
+      fixed: by the types of the arguments, whether Python ints are static under a transformation: where it
+        turns a loop with a traced trip count into one that can be differentiated in reverse mode.
+      quick: the program that was used last, if all calls so far were alike and every argument is traced.
+      classes: classes of the user's that results are made of. A function that captures another class, even
+        an equal one, returns other results.
+    """
+
+    __slots__ = (
+        "classes",
+        "fixed",
+        "layouts",
+        "lock",
+        "private",
+        "programs",
+        "quick",
+        "sites",
+        "writes",
+    )
+
+    def __init__(self, max_programs: int) -> None:
+        self.layouts: dict[TypesKey, Layout] = {}
+        self.sites: dict[Hashable, Site] = {}
+        self.programs: LRU[Hashable, Entry] = LRU(max_programs)
+        self.lock = threading.Lock()
+        self.private = False
+        self.writes = False
+        self.classes: tuple[type, ...] = ()
+        self.fixed: dict[TypesKey, bool] = {}
+        self.quick: Entry | None = None
+
+    def returns_others(self, seen: Container[int]) -> bool:
+        """Whether results are made of classes that are not among those that were seen."""
+        return any(id(cls) not in seen for cls in self.classes)
+
+    def site(self, types: TypesKey, statics: Hashable) -> Site:
+        key = (types, statics)
+        return self.sites.get(key) or self.sites.setdefault(key, Site())
+
+    def add(self, key: Hashable, entry: Entry) -> None:
+        """Remembers a program; when that pushes out another, nothing may hold on to it."""
+        evicted = self.programs.evicted
+        self.programs.put(key, entry)
+        if self.programs.evicted != evicted:
+            self.clear_sites()
+
+    def clear_sites(self) -> None:
+        self.quick = None
+        self.layouts.clear()
+        self.sites.clear()
+
+
+class Signature(NamedTuple):
+    """Functions as they are now.
+
+    Attributes:
+      key: equal keys mean equal functions; the values of hidden arrays do not count.
+      hidden: captured arrays that become hidden inputs, in order.
+      pinned: captured arrays that count by identity, in order.
+      reasons: why the programs may not be shared; empty if they may.
+      uncopied: functions are reached that are not copied for a trace.
+      helpers: functions are reached beside these.
+      changeable: something is captured that may change later and is not copied.
+      seen: ids of what is captured and can be told by its identity.
+      writes: the functions write to what they capture.
+    """
+
+    key: Hashable
+    hidden: list[Any]
+    pinned: tuple[Any, ...]
+    reasons: tuple[str, ...]
+    writes: bool
+    uncopied: bool
+    helpers: bool
+    changeable: bool
+    seen: frozenset[int]
+
+
+def describe_roots(roots: Sequence[Any], hoist: bool = True) -> Description:
+    """Writes down functions; what is nested too deeply is not understood."""
+    d = Description(hoist)
+    try:
+        for root in roots:
+            describe(root, None, d)
+    except RecursionError:
+        d.opaque += ("something that is nested too deeply",)
+    return d
+
+
+def signature_of(roots: Sequence[Any], options_key: Hashable, hoist: bool = True) -> Signature:
+    """Writes down functions with all that they capture.
+
+    Args:
+      roots: the functions.
+      options_key: what else tells programs apart.
+      hoist: whether captured arrays become hidden inputs; else they count by identity and content.
+    """
+    d = describe_roots(roots, hoist)
+    key = (options_key, compat.watch.extra(), *d.out)
+    return Signature(
+        key,
+        d.hidden,
+        d.pinned,
+        d.reasons(),
+        bool(d.writes),
+        d.uncopied,
+        d.functions > len(roots),
+        d.changeable,
+        frozenset(d.seen or ()),
+    )
+
+
+def _rule_key(function: Callable[..., Any]) -> Hashable | None:
+    """Derivative rules by what they are, where that is understood completely and cannot change.
+
+    A rule is traced later, when globals may have changed. Functions that were copied for a trace read
+    from copied globals, which nobody changes.
+    """
+    if type(function) is not FunctionType:
+        return None
+    if COPIED not in function.__globals__ and not is_pure_function(function):
+        return None
+    d = describe_roots([function], hoist=False)
+    return tuple(d.out) if d.shareable and not d.pinned and not d.changeable else None
+
+
+STATES: LRU[Hashable, State] = LRU(4096)
+SHORTCUTS: LRU[Hashable, Any] = LRU(4096)
+"""Of ``warm.py``; here so that all is cleared in one place."""
+TABLES = Tables(_rule_key)
+COUNTS = Counts()
+LIVE: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objects with a ``hits`` of their own, which they add to ``COUNTS`` in the end."""
+
+
+def cache_clear() -> None:
+    """Forgets all signatures and programs: whatever is called next is traced and compiled again.
+
+    Example:
+      >>> import loopjit
+      >>> loopjit.cache_clear()
+    """
+    compat.watch.renew()
+    STATES.clear()
+    SHORTCUTS.clear()
+    TABLES.clear()
+    kinds.clear()
+    COUNTS.reset()
+    for live in list(LIVE):
+        live.hits = 0
+
+
+def cache_info() -> CacheInfo:
+    """Counts of the whole process, in the manner of :func:`functools.lru_cache`.
+
+    Example:
+      >>> import loopjit
+      >>> loopjit.cache_clear()
+      >>> loopjit.cache_info()
+      CacheInfo(hits=0, interned=0, misses=0, currsize=0, maxsize=4096)
+    """
+    full, exact = TABLES.full.info(), TABLES.exec.info()
+    hits = COUNTS.hits + sum([live.hits for live in list(LIVE)])
+    return CacheInfo(hits, COUNTS.interned, COUNTS.misses, full.size + exact.size, full.max_entries)
+
+
+compat.clear_with_jax(cache_clear)
+compat.watch.listeners.append(SHORTCUTS.clear)

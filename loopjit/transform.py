@@ -1,0 +1,602 @@
+"""``loop_jit``: stages a whole function, loops included, into programs that equal functions share."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+
+from loopjit import compat
+from loopjit.engine.job import Job, Target
+from loopjit.engine.state import (
+    COUNTS,
+    LIVE,
+    STATES,
+    CacheInfo,
+    Counts,
+    Entry,
+    Site,
+    State,
+    signature_of,
+)
+from loopjit.engine.warm import Found, fast_call, find_state, guards_of
+from loopjit.errors import LoopJitTypeError, LoopJitValueError, StrictError
+from loopjit.memo import LRU
+from loopjit.options import PLAIN, Options
+from loopjit.programs.program import Mismatch
+from loopjit.signature.arguments import Direct, Layout, Under, is_traced, layout_of
+from loopjit.signature.code import Usage, code_info
+from loopjit.signature.describe import KINDS, Description, describe
+from loopjit.signature.plans import Plan, plan_of
+from loopjit.signature.replace import REPLACERS, Replacer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DISABLED = os.environ.get("LOOPJIT_DISABLE", "").lower() not in ("", "0", "false")
+
+_JIT_OPTIONS = tuple(
+    name for name in inspect.signature(jax.jit).parameters if name not in ("fun", "f")
+)
+_OUR_OPTIONS = ("max_programs", "strict")
+_RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_ABSENT: Any = object()
+_watch = compat.watch
+_log = logging.getLogger("loopjit")
+
+
+def _forwarded(name: str) -> Any:
+    """An attribute of the wrapped function, to be read and to be set."""
+
+    def get(self: Any) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def put(self: Any, value: Any) -> None:
+        setattr(self.__wrapped__, name, value)
+
+    return property(get, put)
+
+
+class LoopJitted(Generic[P, R]):
+    """A function staged by :func:`loop_jit`.
+
+    Calling it runs a compiled program. It is a descriptor, so that it works as a method, and has the name,
+    the docstring, the signature and the attributes of the function that it wraps.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "__wrapped__",
+        "_counts",
+        "_epoch",
+        "_fast",
+        "_options",
+        "_own",
+        "_plain",
+    )
+
+    def __init__(self, fun: Callable[P, R], options: Options = PLAIN):
+        self.__wrapped__ = fun
+        self._options = options
+        self._fast: _Fast | None = None
+        self._own: LRU[Hashable, State] | None = None
+        self.__doc__ = getattr(fun, "__doc__", None)
+        self.__module__ = getattr(fun, "__module__", "")
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        fast = self._fast
+        if fast is not None and not kwargs:
+            for get, name, expected in fast.guards:
+                if get(name, _ABSENT) is not expected:
+                    break
+            else:
+                if self.__wrapped__.__code__ is fast.code and not (
+                    fast.ints and not compat.trace_state_is_clean()
+                ):
+                    quick = fast.quick
+                    static = fast.static
+                    try:
+                        if quick is not None:
+                            out = quick(*args)
+                        elif static is not None and type(args[static]) is str:
+                            call = fast.by_value[args[static]]  # type: ignore[index]
+                            out = call(*args[:static], *args[static + 1 :])
+                        else:
+                            out = fast.call(args)
+                    except LookupError:
+                        pass  # not known here: go the longer way
+                    except (Mismatch, TypeError):
+                        return self._slow(args, kwargs)
+                    else:
+                        fast.hits += 1
+                        return out
+        try:
+            out = fast_call(self._find(), args, kwargs)
+        except (Mismatch, TypeError):
+            # TypeError: a leaf that JAX cannot trace, inside of a container where there was none
+            # before; or an error of the user's, which comes again.
+            return self._slow(args, kwargs)
+        if self._own is not None:
+            self._counts.hits += 1
+        COUNTS.hits += 1
+        return out
+
+    def _find(self) -> Found:
+        """What is known of the function as it is now."""
+        found = find_state((self.__wrapped__,), self._options.key)
+        if found[0] is not None or self._own is None or self._epoch is not _watch.epoch:
+            return found
+        if _watch.touched and compat.bypass():
+            return found
+        signature = signature_of((self.__wrapped__,), self._options.key, hoist=False)
+        return self._own.peek(signature.key), [], signature.pinned
+
+    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if DISABLED or compat.bypass():
+            return self._jax_jit(args, kwargs)(*args, **kwargs)
+        if self._own is None or self._epoch is not compat.watch.epoch:
+            self._reset()
+        job = Job(self._target(), args, kwargs)
+        try:
+            out = job.run()
+        except (StrictError, RuntimeError):
+            raise
+        except Exception:
+            # If it is the caller's doing, JAX says so in its own words, with the caller's names.
+            _log.debug("%s: left to jax.jit", job.target.name, exc_info=True)
+            return self._jax_jit(args, kwargs)(*args, **kwargs)
+        self._settle(job)
+        return out
+
+    def _reset(self) -> None:
+        self._epoch = compat.watch.epoch
+        self._counts = Counts()
+        self._plain: LRU[Hashable, Any] = LRU(8)
+        self._own = LRU(self._options.max_programs)
+
+    def _target(self) -> Target:
+        options = self._options
+        fun = self.__wrapped__
+        return Target(
+            (fun,),
+            _first,
+            _name(fun),
+            options.key,
+            options.for_layout,
+            options.explicit,
+            self._own,
+            self._counts,
+            options.strict,
+            fix_ints=True,
+            usages=_usages(fun),
+            max_programs=options.max_programs,
+        )
+
+    def _settle(self, job: Job) -> None:
+        """Remembers the program for the next call, where a few guards say all that can change."""
+        fun = self.__wrapped__
+        if (
+            not hasattr(job, "used")
+            or type(fun) is not types.FunctionType
+            or (fun.__closure__ or fun.__defaults__ or fun.__kwdefaults__) is not None
+            or compat.watch.touched
+        ):
+            return
+        plan = plan_of(fun)
+        if plan.sources or plan.opaque or plan.writes or job.used.state.private or fun.__dict__:
+            return
+        fast = self._fast
+        if fast is None or fast.plan is not plan or fast.code is None:
+            if fast is not None:
+                self._counts.hits += fast.hits
+            fast = self._fast = _Fast(plan)
+        fast.learn(job)
+
+    # -- as jax.jit -----------------------------------------------------------------------------------
+
+    def _jax_jit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function under ``jax.jit``, with the leaves fixed that JAX cannot trace."""
+        layout = layout_of(args, kwargs, self._options.explicit, Description(hoist=False))
+        if not layout.all_traced and not self._is_jax_static(args, kwargs):
+            return _WithStatics(self.__wrapped__, layout, self._options)
+        if self._own is None:
+            self._reset()
+        # A new one for each state of what is captured: `jax.jit` does not notice that it changes.
+        key = signature_of((self.__wrapped__,), self._options.key, hoist=False).key
+        plain = self._plain.get(key)
+        return plain or self._plain.put(
+            key, jax.jit(_forward(self.__wrapped__), **self._options.jit)
+        )
+
+    def _is_jax_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether what is static is declared, and hashable, as ``jax.jit`` wants it."""
+        explicit = self._options.explicit(args, kwargs)
+        if not explicit:
+            return False
+        rest = [v for k, v in [*enumerate(args), *kwargs.items()] if k not in explicit]
+        if not all(is_traced(leaf) for leaf in jax.tree_util.tree_leaves(rest)):
+            return False
+        try:
+            hash(tuple([args[k] if isinstance(k, int) else kwargs[k] for k in explicit]))
+        except TypeError:
+            return False
+        return True
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Lowers the function for these arguments, as ``jax.jit(fun).lower`` does."""
+        return self._jax_jit(args, kwargs).lower(*args, **kwargs)
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Traces the function for these arguments, as ``jax.jit(fun).trace`` does."""
+        return self._jax_jit(args, kwargs).trace(*args, **kwargs)
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Shapes and dtypes of the results, as ``jax.eval_shape`` gives them."""
+        return self._jax_jit(args, kwargs).eval_shape(*args, **kwargs)
+
+    # -- cache ----------------------------------------------------------------------------------------
+
+    def clear_cache(self) -> None:
+        """Forgets the programs of this function, and of all that are equal to it."""
+        self._fast = None
+        state = self._shared_state()
+        if state is not None:
+            state.clear_sites()
+            state.programs.clear()
+        if self._own is not None:
+            self._own = None
+
+    def _shared_state(self) -> State | None:
+        signature = signature_of((self.__wrapped__,), self._options.key)
+        return None if signature.reasons else STATES.get(signature.key)
+
+    def cache_info(self) -> CacheInfo:
+        """What happened to the calls of this function object, see :class:`loopjit.CacheInfo`."""
+        counts = Counts() if self._own is None else self._counts
+        return CacheInfo(
+            counts.hits + (0 if self._fast is None else self._fast.hits),
+            counts.interned,
+            counts.misses,
+            len(self.signatures),
+            self._options.max_programs,
+        )
+
+    @property
+    def signatures(self) -> tuple[Any, ...]:
+        """The avals of the inputs of each program of this function (captured arrays come first)."""
+        states = [] if self._own is None else self._own.values()
+        shared = self._shared_state()
+        if shared is not None:
+            states = [shared, *states]
+        return tuple(
+            tuple(entry.program.avals[len(entry.consts) :])
+            for state in states
+            for entry in state.programs.values()
+        )
+
+    # -- as a function --------------------------------------------------------------------------------
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":  # not yet initialised: copying and unpickling ask
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    # `%autoreload` changes decorated functions in place through these.
+    __code__ = _forwarded("__code__")
+    __defaults__ = _forwarded("__defaults__")
+    __kwdefaults__ = _forwarded("__kwdefaults__")
+
+    def __repr__(self) -> str:
+        fun = self.__wrapped__
+        return f"<loop_jit of {getattr(fun, '__qualname__', type(fun).__qualname__)}>"
+
+    def __reduce__(self) -> Any:
+        options = self._options
+        return _rebuild, (self.__wrapped__, options.jit, options.max_programs, options.strict)
+
+
+class _Fast:
+    """The shortest way of a call: guards by identity, then the program.
+
+    Attributes:
+      code: of the function; None when what follows is void.
+      quick: the program, if all calls so far were alike and every argument is traced.
+      static: the position of the only static argument, if that is a string in all calls so far.
+      by_value: the program for each value of it, called without it, if calls with this value were alike.
+      entries: what was called first for each value of it.
+      sites: what was called last, by the types of the arguments, where calls differ in them or in avals.
+      ints: Python ints are traced; under a transformation they may have to be static.
+      hits: calls that went this way.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "by_value",
+        "code",
+        "entries",
+        "guards",
+        "hits",
+        "ints",
+        "plan",
+        "quick",
+        "sites",
+        "static",
+    )
+
+    def __init__(self, plan: Plan):
+        self.hits = 0
+        LIVE.add(self)
+        self.plan = plan
+        self.guards = guards_of([plan])
+        self.code = plan.code
+        self.quick: Callable[..., Any] | None = None
+        self.static: int | None = None
+        self.ints = False
+        self.by_value: dict[str, Callable[..., Any]] = {}
+        self.entries: dict[str, Entry] = {}
+        self.sites: dict[Hashable, Site] = {}
+
+    def __del__(self) -> None:
+        COUNTS.hits += self.hits
+
+    def forget(self) -> None:
+        self.code = None
+
+    def call(self, args: tuple[Any, ...]) -> Any:
+        """A call with traced arguments of several kinds. Raises KeyError where there is a static one."""
+        types = tuple(map(type, args))
+        site = self.sites[types]
+        entry = site.guess((), args, {}) if site.where else site.entry
+        return entry.call(entry.consts, *args) if entry.bound else entry.call(*args)
+
+    def learn(self, job: Job) -> None:
+        used = job.used
+        layout, entry = used.split.layout, used.entry
+        under = isinstance(used.split.types, Under)
+        if under or job.kwargs or layout.plans or used.hidden or entry.fill or entry.once:
+            return
+        self.ints = self.ints or layout.ints
+        call = functools.partial(entry.call, entry.consts) if entry.bound else entry.call
+        if layout.all_traced:
+            site = self.sites.setdefault(used.split.types, Site())
+            site.learn(entry, (), used.split.dynamic, {})
+            alone = len(self.sites) == 1 and not site.where and self.static is None
+            self.quick = call if alone else None
+        elif isinstance(layout, Direct) and len(layout.static) == 1 and not layout.static_names:
+            [static] = layout.static
+            self.quick = None
+            value = job.args[static]
+            if type(value) is str and self.static in (None, static):
+                self.static = static
+                if len(self.by_value) > 512:
+                    self.by_value.clear()
+                    self.entries.clear()
+                if self.entries.setdefault(value, entry) is entry:
+                    self.by_value[value] = call
+                else:  # calls with this value differ in avals
+                    self.by_value.pop(value, None)
+
+
+def _forget_all() -> None:
+    for fast in list(LIVE):
+        fast.forget()
+
+
+compat.watch.listeners.append(_forget_all)
+
+
+def _forward(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A new function that does the same: ``jax.jit`` knows functions by identity."""
+
+    @functools.wraps(fun)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs)
+
+    return _stand_in(forward, fun)
+
+
+def _stand_in(function: Any, fun: Any) -> Any:
+    """Lets errors of JAX, which name functions by their code, name the user's function."""
+    code = getattr(fun, "__code__", None)
+    if isinstance(code, types.CodeType):
+        function.__code__ = function.__code__.replace(
+            co_filename=code.co_filename, co_firstlineno=code.co_firstlineno, co_name=code.co_name
+        )
+    return function
+
+
+def _first(fun: Callable[..., Any]) -> Callable[..., Any]:
+    return fun
+
+
+def _usages(fun: Any) -> dict[int | str, Usage] | None:
+    return code_info(fun.__code__).params if type(fun) is types.FunctionType else None
+
+
+def _name(fun: Any) -> str:
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    name = getattr(fun, "__name__", None) or type(fun).__name__
+    return name if isinstance(name, str) else "loop_jit"
+
+
+def _rebuild(
+    fun: Callable[..., Any], jit: dict[str, Any], max_programs: int, strict: bool
+) -> LoopJitted[..., Any]:
+    return LoopJitted(fun, _options(fun, jit, max_programs, strict))
+
+
+def _options(
+    fun: Callable[..., Any], jit: dict[str, Any], max_programs: int, strict: bool
+) -> Options:
+    if not jit and max_programs == 256 and not strict:
+        return PLAIN
+    return Options(fun, jit, max_programs, strict)
+
+
+class _WithStatics:
+    """``jax.jit`` of a function some of whose leaves are fixed, for ``lower`` and its like."""
+
+    def __init__(self, fun: Callable[..., Any], layout: Layout, options: Options):
+        self._fun = fun
+        self._layout = layout
+        self._options = options
+
+    def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        dynamic, keywords = self._layout.split(args, kwargs, Description(hoist=False))
+        build = self._layout.rebuild(args, kwargs, lambda value, usage=None: value)
+        options = self._options.for_layout(self._layout, args, kwargs, 0)
+
+        def run(*dynamic: Any, **keywords: Any) -> Any:
+            new_args, new_kwargs = build(dynamic, keywords)
+            return self._fun(*new_args, **new_kwargs)
+
+        run.__name__ = run.__qualname__ = _name(self._fun)
+        return jax.jit(_stand_in(run, self._fun), **options.jit), dynamic, keywords
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        jitted, dynamic, keywords = self._jitted(args, kwargs)
+        return jitted(*dynamic, **keywords)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        jitted, dynamic, keywords = self._jitted(args, kwargs)
+        return jitted.lower(*dynamic, **keywords)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        jitted, dynamic, keywords = self._jitted(args, kwargs)
+        return jitted.trace(*dynamic, **keywords)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        jitted, dynamic, keywords = self._jitted(args, kwargs)
+        return jitted.eval_shape(*dynamic, **keywords)
+
+
+@overload
+def loop_jit(fun: Callable[P, R], /) -> LoopJitted[P, R]: ...
+@overload
+def loop_jit(fun: Callable[P, R], /, **options: Any) -> LoopJitted[P, R]: ...
+@overload
+def loop_jit(**options: Any) -> Callable[[Callable[P, R]], LoopJitted[P, R]]: ...
+
+
+def loop_jit(fun: Any = _ABSENT, /, **options: Any) -> Any:
+    """Stages a function, loops and all, into one compiled program that equal functions share.
+
+    Like :func:`jax.jit`, but the program is found by what the function *is*: its code and all that it
+    captures, recursively. A fresh lambda, a re-run notebook cell, a bound method or a partial that equals
+    one seen before is neither traced nor compiled. Captured arrays become hidden inputs, so their values
+    do not count. A changed global, closure variable or attribute is noticed.
+
+    What JAX cannot trace (strings, callables, enums, settings objects, also unhashable ones, and also as
+    leaves of containers) is static by value.
+
+    Args:
+      fun: the function: any callable, also a method, a :func:`functools.partial`, or the result of
+        ``jax.grad``, ``jax.vmap`` and the like. Left out, a decorator with these options is returned.
+      **options: every option of :func:`jax.jit`, with its meaning, and:
+
+        - ``max_programs`` (int): how many versions of a function are remembered that cannot be shared
+          with equal ones (default 256).
+        - ``strict`` (bool): raise :class:`loopjit.StrictError` where something captured is not
+          understood, instead of tracing each fresh function.
+
+    Returns:
+      A callable with the attributes of the function, and ``lower``, ``trace``, ``eval_shape``,
+      ``clear_cache``, ``cache_info`` and ``signatures``.
+
+    Raises:
+      TypeError: ``fun`` is not callable, is a generator or a coroutine function, or an option is unknown.
+      ValueError: a static or donated argument does not exist.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from loopjit import loop_jit
+      >>> def grow(x, rate):
+      ...     return loop_jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, v: v * rate, x))(x)
+      >>> float(grow(jnp.float32(1.0), jnp.float32(2.0)))
+      8.0
+      >>> float(grow(jnp.float32(1.0), jnp.float32(3.0)))  # neither traced nor compiled again
+      27.0
+    """
+    if options:
+        _check_options(options)
+        max_programs = options.pop("max_programs", 256)
+        strict = options.pop("strict", False)
+    else:
+        max_programs, strict = 256, False
+    if fun is _ABSENT:
+        return lambda f: loop_jit(f, max_programs=max_programs, strict=strict, **options)
+    if isinstance(fun, (staticmethod, classmethod)):  # @loop_jit above @staticmethod
+        inner = loop_jit(fun.__func__, max_programs=max_programs, strict=strict, **options)
+        return type(fun)(inner)
+    _check_function(fun)
+    try:
+        weakref.ref(fun)
+    except TypeError:  # `jax.jit` needs weak references, which a NumPy ufunc does not allow
+        fun = _forward(fun)
+    if not options and max_programs == 256 and not strict:
+        return LoopJitted(fun)
+    if options:
+        jax.jit(fun, **options)  # raises what JAX raises for options that make no sense
+    return LoopJitted(fun, Options(fun, options, max_programs, strict))
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    unknown = [name for name in options if name not in _JIT_OPTIONS and name not in _OUR_OPTIONS]
+    if unknown:
+        raise LoopJitTypeError(
+            f"loop_jit got an unknown option {unknown[0]!r}. Its options are those of jax.jit ("
+            f"{', '.join(_JIT_OPTIONS)}) and {', '.join(_OUR_OPTIONS)}."
+        )
+    count = options.get("max_programs", 1)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise LoopJitValueError(f"max_programs must be a positive int, got {count!r}.")
+
+
+def _check_function(fun: Any) -> None:
+    if type(fun) is types.FunctionType:
+        flags = fun.__code__.co_flags
+        if not flags & _RESUMABLE:
+            return
+    elif not callable(fun):
+        raise LoopJitTypeError(
+            f"Expected a callable value, got {fun!r} of type {type(fun).__name__} as fun of loop_jit."
+            " Options are passed by name: @loop_jit(static_argnames=...)."
+        )
+    for test, what in (
+        (inspect.isgeneratorfunction, "a generator function"),
+        (inspect.iscoroutinefunction, "a coroutine function"),
+        (inspect.isasyncgenfunction, "an asynchronous generator function"),
+    ):
+        if test(fun):
+            raise LoopJitTypeError(
+                f"Expected a function, got {what}: {fun!r}, as fun of loop_jit."
+                " Return the results (stack them, or use jax.lax.scan) instead."
+            )
+
+
+def _describe_loop_jitted(value: LoopJitted[..., Any], usage: Usage, d: Description) -> None:
+    d.out += (LoopJitted, value._options.key)
+    if not d.again(value):
+        describe(value.__wrapped__, None, d)
+
+
+def _replace_loop_jitted(r: Replacer, value: LoopJitted[..., Any], usage: Usage) -> Any:
+    return r.once(value, lambda: LoopJitted(r.value(value.__wrapped__), value._options))
+
+
+KINDS[LoopJitted] = _describe_loop_jitted
+REPLACERS[LoopJitted] = _replace_loop_jitted
+
+__all__ = ["LoopJitted", "loop_jit"]
