@@ -1,11 +1,11 @@
-"""A bounded, thread-safe table that forgets what was used longest ago, and counts."""
+"""A bounded, thread-safe table that forgets what was used longest ago; a key by identity."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -72,3 +72,24 @@ class LRU(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._data)
+
+
+class Same:
+    """Compares by identity, and keeps alive what it compares.
+
+    A bare ``id()`` would be given again to another object once the first is freed.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Same and self.value is other.value
+
+    def __repr__(self) -> str:
+        return f"Same({self.value!r})"

@@ -251,8 +251,7 @@ class LoopJitted(Generic[P, R]):
         if state is not None:
             state.clear_sites()
             state.programs.clear()
-        if self._own is not None:
-            self._own = None
+        self._own = None
 
     def _shared_state(self) -> State | None:
         signature = signature_of((self.__wrapped__,), self._options.key)
@@ -434,15 +433,9 @@ def _name(fun: Any) -> str:
 def _rebuild(
     fun: Callable[..., Any], jit: dict[str, Any], max_programs: int, strict: bool
 ) -> LoopJitted[..., Any]:
-    return LoopJitted(fun, _options(fun, jit, max_programs, strict))
-
-
-def _options(
-    fun: Callable[..., Any], jit: dict[str, Any], max_programs: int, strict: bool
-) -> Options:
     if not jit and max_programs == 256 and not strict:
-        return PLAIN
-    return Options(fun, jit, max_programs, strict)
+        return LoopJitted(fun)
+    return LoopJitted(fun, Options(fun, jit, max_programs, strict))
 
 
 class _WithStatics:
@@ -545,11 +538,9 @@ def loop_jit(fun: Any = _ABSENT, /, **options: Any) -> Any:
         weakref.ref(fun)
     except TypeError:  # `jax.jit` needs weak references, which a NumPy ufunc does not allow
         fun = _forward(fun)
-    if not options and max_programs == 256 and not strict:
-        return LoopJitted(fun)
     if options:
         jax.jit(fun, **options)  # raises what JAX raises for options that make no sense
-    return LoopJitted(fun, Options(fun, options, max_programs, strict))
+    return _rebuild(fun, options, max_programs, strict)
 
 
 def _check_options(options: dict[str, Any]) -> None:

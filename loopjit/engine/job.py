@@ -225,12 +225,21 @@ class Job:
             keywords,
         )
 
+    def _privately(self, state: State) -> _Again:
+        """Start over: programs of equal functions may not be shared."""
+        state.private = True
+        return _Again()
+
+    def _with_originals(self, state: State) -> _Again:
+        """Start over: and what is captured has to be seen itself, not copies of it."""
+        state.writes = self.writes = True
+        return self._privately(state)
+
     def _find_or_make(self, state: State, signature: Signature, split: _Split) -> Any:
         hidden = [*signature.hidden, *split.hidden]
         pinned = (*signature.pinned, *split.pinned)
         if hidden and placed_elsewhere(hidden, split.dynamic, split.keywords):
-            state.private = True
-            raise _Again
+            raise self._privately(state)
         exact = self._exact_key(hidden, split)
         entry = state.programs.get((split.types, split.key, exact))
         if entry is not None:
@@ -277,35 +286,29 @@ class Job:
                 raise
             # Perhaps the value of a captured array is needed: trace with the array itself.
             _log.debug("%s: traced with its arrays", self.target.name, exc_info=True)
-            state.private = True
-            raise _Again from None
+            raise self._privately(state) from None
         if hidden and compat.times_asked() != asked:
             # The value of a captured array is needed, though the function could do without it.
-            state.private = True
-            raise _Again
+            raise self._privately(state)
         if not untouched:
             # The copy of a captured container was written to: the original has to see that.
-            state.private = state.writes = self.writes = True
-            raise _Again
+            raise self._with_originals(state)
         found = features(traced.jaxpr)
         self._decide_on_ints(state, split, found.whiles)
         results = nodes_of(traced.out_tree)
         if copies and (found.callbacks or results.static):
             # What runs later, or is returned, has to hold what is captured, not the copies.
-            state.private = state.writes = self.writes = True
-            raise _Again
+            raise self._with_originals(state)
         if self.hoist:
             changeable = signature.changeable or split.changeable
             made = self._classes_made(results.classes, split)
             if stale and not compat.CAN_FORGET:
-                state.private = True
-                raise _Again
+                raise self._privately(state)
             # Rules are traced later, when our tracers are dead, and what they read may have changed.
             late = found.rules and (hidden or changeable)
             foreign = any(id(cls) not in signature.seen for cls in made)
             if late or foreign or not self._same_with_arrays(split, traced, hidden, forget):
-                state.private = True
-                raise _Again
+                raise self._privately(state)
             state.classes = tuple(dict.fromkeys([*state.classes, *made]))
         if placed_elsewhere(traced.consts, split.dynamic, split.keywords):
             # JAX bakes them; as inputs they would decide where the program runs, or raise.

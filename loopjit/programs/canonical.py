@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from loopjit import compat
+from loopjit.memo import Same
 
 Mode = Literal["full", "exec"]
 RuleKey = Callable[[Callable[..., Any]], Hashable | None]
@@ -34,27 +35,6 @@ RuleKey = Callable[[Callable[..., Any]], Hashable | None]
 
 class Uninternable(Exception):
     """This jaxpr holds something that cannot be compared; the message says what."""
-
-
-class Same:
-    """Compares by identity, and keeps alive what it compares.
-
-    A bare ``id()`` would be given again to another object once the first is freed.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Same and self.value is other.value
-
-    def __repr__(self) -> str:
-        return f"Same({self.value!r})"
 
 
 class Key:

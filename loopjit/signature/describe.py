@@ -23,6 +23,7 @@ import numpy as np
 from jax import tree_util
 
 from loopjit import compat
+from loopjit.memo import Same
 from loopjit.signature import trust
 from loopjit.signature.code import Usage, float_bits
 
@@ -47,21 +48,6 @@ OBJECT_PARTS = 50  # an object counts as so many parts: a graph of objects leads
 
 class TooLarge(RecursionError):
     """A capture that leads to more than can be looked at on each call."""
-
-
-class Same:
-    """Stands for an object by its identity, and keeps it alive so that its id is not used again."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object):
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Same and other.value is self.value
 
 
 class Live:

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from loopjit import compat
-from loopjit.memo import LRU
+from loopjit.memo import LRU, Same
 from loopjit.signature import plans, trust
 from loopjit.signature.code import Usage, code_info
 from loopjit.signature.describe import (
@@ -19,7 +19,6 @@ from loopjit.signature.describe import (
     OBJECT_PARTS,
     Description,
     Live,
-    Same,
     TooLarge,
     describe,
 )

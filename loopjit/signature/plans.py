@@ -20,7 +20,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from loopjit import compat
-from loopjit.memo import LRU
+from loopjit.memo import LRU, Same
 from loopjit.signature import trust
 from loopjit.signature.code import Usage, code_info, merge
 from loopjit.signature.describe import (
@@ -28,7 +28,6 @@ from loopjit.signature.describe import (
     MISSING,
     Description,
     Live,
-    Same,
     describe,
 )
 
