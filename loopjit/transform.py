@@ -14,7 +14,9 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from loopjit import compat
+from loopjit.engine import trail
 from loopjit.engine.job import Job, Target
+from loopjit.engine.receiver import Receivers, call_site, caller
 from loopjit.engine.state import (
     COUNTS,
     LIVE,
@@ -26,7 +28,8 @@ from loopjit.engine.state import (
     State,
     signature_of,
 )
-from loopjit.engine.warm import Found, fast_call, find_state, guards_of
+from loopjit.engine.trail import Check, stale, trail_of
+from loopjit.engine.warm import Found, fast_call, find_state, many_devices
 from loopjit.errors import LoopJitTypeError, LoopJitValueError, StrictError
 from loopjit.memo import LRU
 from loopjit.options import PLAIN, Options
@@ -34,7 +37,6 @@ from loopjit.programs.program import Mismatch
 from loopjit.signature.arguments import Direct, Layout, Under, is_traced, layout_of
 from loopjit.signature.code import Usage, code_info
 from loopjit.signature.describe import KINDS, Description, describe
-from loopjit.signature.plans import Plan, plan_of
 from loopjit.signature.replace import REPLACERS, Replacer
 
 P = ParamSpec("P")
@@ -48,6 +50,9 @@ _JIT_OPTIONS = tuple(
 _OUR_OPTIONS = ("max_programs", "strict")
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _ABSENT: Any = object()
+_PATIENCE = 64
+"""So many calls go a longer way before it is tried again to find the shortest; each time twice as many."""
+_MOST_PATIENCE = 1 << 16
 _watch = compat.watch
 _log = logging.getLogger("loopjit")
 
@@ -78,8 +83,10 @@ class LoopJitted(Generic[P, R]):
         "_counts",
         "_epoch",
         "_fast",
+        "_left",
         "_options",
         "_own",
+        "_patience",
         "_plain",
     )
 
@@ -87,6 +94,7 @@ class LoopJitted(Generic[P, R]):
         self.__wrapped__ = fun
         self._options = options
         self._fast: _Fast | None = None
+        self._left = self._patience = _PATIENCE
         self._own: LRU[Hashable, State] | None = None
         self.__doc__ = getattr(fun, "__doc__", None)
         self.__module__ = getattr(fun, "__module__", "")
@@ -94,30 +102,33 @@ class LoopJitted(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         fast = self._fast
         if fast is not None and not kwargs:
-            for get, name, expected in fast.guards:
-                if get(name, _ABSENT) is not expected:
-                    break
-            else:
-                if self.__wrapped__.__code__ is fast.code and not (
-                    fast.ints and not compat.trace_state_is_clean()
-                ):
-                    quick = fast.quick
-                    static = fast.static
-                    try:
-                        if quick is not None:
-                            out = quick(*args)
-                        elif static is not None and type(args[static]) is str:
-                            call = fast.by_value[args[static]]  # type: ignore[index]
-                            out = call(*args[:static], *args[static + 1 :])
-                        else:
-                            out = fast.call(args)
-                    except LookupError:
-                        pass  # not known here: go the longer way
-                    except (Mismatch, TypeError):
-                        return self._slow(args, kwargs)
+            hidden = fast.check(self.__wrapped__)
+            if hidden is not None and not (fast.ints and not compat.trace_state_is_clean()):
+                quick = fast.quick
+                static = fast.static
+                try:
+                    if quick is not None:
+                        out = quick(hidden, *args) if hidden else quick(*args)
+                    elif static is not None and type(args[static]) is str:
+                        call = fast.by_value[args[static]]  # type: ignore[index]
+                        rest = (*args[:static], *args[static + 1 :])
+                        out = call(hidden, *rest) if hidden else call(*rest)
+                    elif fast.receivers is not None and not fast.sites:
+                        out = fast.receivers.call(hidden, args)
                     else:
-                        fast.hits += 1
-                        return out
+                        out = fast.call(hidden, args)
+                except LookupError:
+                    pass  # not known here: go the longer way
+                except (Mismatch, TypeError):
+                    return self._slow(args, kwargs)
+                else:
+                    fast.hits += 1
+                    return out
+        self._left -= 1
+        if self._left <= 0 and not kwargs:
+            # Called again and again the longer way: there what is needed for the shortest one is found.
+            self._left = self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            return self._slow(args, kwargs)
         try:
             out = fast_call(self._find(), args, kwargs)
         except (Mismatch, TypeError):
@@ -181,24 +192,21 @@ class LoopJitted(Generic[P, R]):
         )
 
     def _settle(self, job: Job) -> None:
-        """Remembers the program for the next call, where a few guards say all that can change."""
-        fun = self.__wrapped__
-        if (
-            not hasattr(job, "used")
-            or type(fun) is not types.FunctionType
-            or (fun.__closure__ or fun.__defaults__ or fun.__kwdefaults__) is not None
-            or compat.watch.touched
-        ):
+        """Remembers the program for the next call, where a trail says all that can change."""
+        if not hasattr(job, "used") or compat.watch.touched or job.used.state.private:
             return
-        plan = plan_of(fun)
-        if plan.sources or plan.opaque or plan.writes or job.used.state.private or fun.__dict__:
-            return
-        fast = self._fast
-        if fast is None or fast.plan is not plan or fast.code is None:
+        fun, state, fast = self.__wrapped__, job.used.state, self._fast
+        if fast is None or fast.state is not state or fast.check(fun) is None:
             if fast is not None:
                 self._counts.hits += fast.hits
-            fast = self._fast = _Fast(plan)
-        fast.learn(job)
+                if fast.hits >= self._patience:
+                    self._left = self._patience = _PATIENCE
+            shared = self._own is None or all(own is not state for own in self._own.values())
+            states = STATES if shared or self._own is None else self._own
+            check = trail_of(fun, self._options.key, state, states, shared)
+            fast = self._fast = None if check is None else _Fast(check, state, shared)
+        if fast is not None and fast.learn(job):
+            self._left = self._patience = max(self._patience // 2, _PATIENCE)
 
     # -- as jax.jit -----------------------------------------------------------------------------------
 
@@ -309,11 +317,14 @@ class _Fast:
     """The shortest way of a call: guards by identity, then the program.
 
     Attributes:
-      code: of the function; None when what follows is void.
-      quick: the program, if all calls so far were alike and every argument is traced.
+      check: gives the captured arrays, or None where something that the function captures has changed.
+      state: whose programs these are; shared: with equal functions.
+      quick: the program, if all calls so far were alike and every argument is traced. Like those of
+        ``by_value`` it takes the captured arrays first, if there are any.
       static: the position of the only static argument, if that is a string in all calls so far.
       by_value: the program for each value of it, called without it, if calls with this value were alike.
       entries: what was called first for each value of it.
+      receivers: the programs for objects that were the only static argument.
       sites: what was called last, by the types of the arguments, where calls differ in them or in avals.
       ints: Python ints are traced; under a transformation they may have to be static.
       hits: calls that went this way.
@@ -322,27 +333,29 @@ class _Fast:
     __slots__ = (
         "__weakref__",
         "by_value",
-        "code",
+        "check",
         "entries",
-        "guards",
         "hits",
         "ints",
-        "plan",
         "quick",
+        "receivers",
+        "shared",
         "sites",
+        "state",
         "static",
     )
 
-    def __init__(self, plan: Plan):
+    def __init__(self, check: Check, state: State, shared: bool):
         self.hits = 0
         LIVE.add(self)
-        self.plan = plan
-        self.guards = guards_of([plan])
-        self.code = plan.code
+        self.check = check
+        self.state = state
+        self.shared = shared
         self.quick: Callable[..., Any] | None = None
         self.static: int | None = None
         self.ints = False
         self.by_value: dict[str, Callable[..., Any]] = {}
+        self.receivers: Receivers | None = None
         self.entries: dict[str, Entry] = {}
         self.sites: dict[Hashable, Site] = {}
 
@@ -350,33 +363,50 @@ class _Fast:
         COUNTS.hits += self.hits
 
     def forget(self) -> None:
-        self.code = None
+        self.check = stale
 
-    def call(self, args: tuple[Any, ...]) -> Any:
-        """A call with traced arguments of several kinds. Raises KeyError where there is a static one."""
-        types = tuple(map(type, args))
-        site = self.sites[types]
+    def call(self, hidden: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+        """A call with arguments of several kinds. Raises LookupError where it is not known here."""
+        site = self.sites.get(tuple(map(type, args)))
+        if site is None:
+            if self.receivers is None:
+                raise LookupError
+            return self.receivers.call(hidden, args)
+        if hidden:
+            return call_site(site, hidden, args)
         entry = site.guess((), args, {}) if site.where else site.entry
         return entry.call(entry.consts, *args) if entry.bound else entry.call(*args)
 
-    def learn(self, job: Job) -> None:
+    def learn(self, job: Job) -> bool:
+        """Remembers what a call ended with; whether it was one with a new object."""
         used = job.used
         layout, entry = used.split.layout, used.entry
         under = isinstance(used.split.types, Under)
-        if under or job.kwargs or layout.plans or used.hidden or entry.fill or entry.once:
-            return
+        if under or job.kwargs or layout.plans or entry.fill or entry.once:
+            return False
         self.ints = self.ints or layout.ints
-        call = functools.partial(entry.call, entry.consts) if entry.bound else entry.call
+        call = caller(entry, bool(used.hidden))
+        spread = bool(used.hidden) and many_devices()
         if layout.all_traced:
             site = self.sites.setdefault(used.split.types, Site())
-            site.learn(entry, (), used.split.dynamic, {})
+            site.learn(entry, used.hidden, used.split.dynamic, {})
             alone = len(self.sites) == 1 and not site.where and self.static is None
-            self.quick = call if alone else None
+            self.quick = call if alone and not spread else None
         elif isinstance(layout, Direct) and len(layout.static) == 1 and not layout.static_names:
             [static] = layout.static
             self.quick = None
             value = job.args[static]
-            if type(value) is str and self.static in (None, static):
+            if self.static not in (None, static):
+                return False
+            if type(value) is not str:
+                if not self.shared:  # a program of one function may hold the object itself
+                    return False
+                if self.receivers is None:
+                    self.receivers = Receivers(static)
+                self.static = static
+                usage = (job.target.usages or {}).get(static)
+                return self.receivers.learn(used, value, usage)
+            if not spread:
                 self.static = static
                 if len(self.by_value) > 512:
                     self.by_value.clear()
@@ -385,6 +415,7 @@ class _Fast:
                     self.by_value[value] = call
                 else:  # calls with this value differ in avals
                     self.by_value.pop(value, None)
+        return False
 
 
 def _forget_all() -> None:
@@ -587,7 +618,15 @@ def _replace_loop_jitted(r: Replacer, value: LoopJitted[..., Any], usage: Usage)
     return r.once(value, lambda: LoopJitted(r.value(value.__wrapped__), value._options))
 
 
+def _watch_loop_jitted(w: Any, expression: str, value: LoopJitted[..., Any], usage: Usage) -> None:
+    name = w.typed(expression, value)
+    w.same(f"{name}._options", value._options)
+    if not w.again(name, value):
+        w.value(f"{name}.__wrapped__", value.__wrapped__, None)
+
+
 KINDS[LoopJitted] = _describe_loop_jitted
+trail.KINDS[LoopJitted] = _watch_loop_jitted
 REPLACERS[LoopJitted] = _replace_loop_jitted
 
 __all__ = ["LoopJitted", "loop_jit"]

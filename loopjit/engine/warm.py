@@ -218,7 +218,7 @@ def fast_call(found: Found, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         # No look at the arguments: JAX's dispatch has one, and a program of other avals says so.
         if not quick.bound:
             return quick.call(*args)
-        if not (hidden and (_many if _many is not None else _many_devices())):
+        if not (hidden and (_many if _many is not None else many_devices())):
             return quick.call((*quick.consts, *hidden), *args)
     layout = state.layouts.get(tuple(map(type, args)) if not kwargs else types_key(args, kwargs))
     if layout is not None and layout.ints and state.fixed and not compat.trace_state_is_clean():
@@ -251,7 +251,7 @@ def fast_call(found: Found, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         raise Mismatch
     if not entry.bound:
         return entry.call(*args, **kwargs)
-    if hidden and _many_devices() and placed_elsewhere(hidden, args, kwargs):
+    if hidden and many_devices() and placed_elsewhere(hidden, args, kwargs):
         raise Mismatch
     return entry.call(entry.bound_values(hidden, pinned), *args, **kwargs)
 
@@ -259,7 +259,7 @@ def fast_call(found: Found, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 _many: bool | None = None
 
 
-def _many_devices() -> bool:
+def many_devices() -> bool:
     """Whether this process has several devices; asked late, since asking starts the backends."""
     global _many
     if _many is None:

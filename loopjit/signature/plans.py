@@ -348,7 +348,7 @@ class _Builder:
             self._out += ("library", Same(fn.__code__))
         else:
             # `%autoreload` and others change functions in place.
-            self._attributes[(id(fn), "unchanged")] = (_Unchanged(fn), "unchanged", True)
+            self._attributes[(id(fn), "unchanged")] = (Unchanged(fn), "unchanged", True)
             self._out.append(fn.__name__)
             for name in fn.__dict__:
                 if name != "__wrapped__":  # says where a function comes from, not what it does
@@ -428,7 +428,7 @@ class _Builder:
             self._out += ("class", base.__qualname__, base.__module__)
             content = vars(base)
             names = [name for name in content if name not in _NOT_BEHAVIOUR]
-            self._attributes[(id(base), "names")] = (_Names(base, len(content)), "unchanged", True)
+            self._attributes[(id(base), "names")] = (Names(base, len(content)), "unchanged", True)
             for name in names:
                 self._out.append(name)
                 self._class_attribute(base, content, name)
@@ -507,23 +507,23 @@ def _is_library(value: Any) -> bool:
 _REFLECTIVE = frozenset("globals locals vars eval exec compile setattr delattr __import__".split())
 
 
-class _Unchanged:
+class Unchanged:
     """Lets one guard watch all of a function that can be changed in place, but its cells."""
 
-    __slots__ = ("_fn", "_parts")
+    __slots__ = ("fn", "parts")
 
     def __init__(self, fn: types.FunctionType):
-        self._fn = fn
-        self._parts = self._now()
+        self.fn = fn
+        self.parts = self._now()
 
     def _now(self) -> tuple[Any, ...]:
-        fn = self._fn
+        fn = self.fn
         return (fn.__code__, fn.__defaults__, fn.__kwdefaults__, fn.__name__, len(fn.__dict__))
 
     @property
     def unchanged(self) -> bool:
         now = self._now()
-        old = self._parts
+        old = self.parts
         return now[0] is old[0] and now[1] is old[1] and now[2] is old[2] and now[3:] == old[3:]
 
 
@@ -540,18 +540,18 @@ class _Registry:
         return abc.get_cache_token() == self._token
 
 
-class _Names:
+class Names:
     """Lets a guard count the attributes of a class or a function: one that is added may hide another."""
 
-    __slots__ = ("_count", "_owner")
+    __slots__ = ("count", "owner")
 
     def __init__(self, owner: Any, count: int):
-        self._owner = owner
-        self._count = count
+        self.owner = owner
+        self.count = count
 
     @property
     def unchanged(self) -> bool:
-        return len(self._owner.__dict__) == self._count
+        return len(self.owner.__dict__) == self.count
 
 
 # Attributes of every class that say nothing of what its instances do.
