@@ -6,7 +6,12 @@ from loopjit.engine.state import (
     cache_clear as cache_clear,
     cache_info as cache_info,
 )
-from loopjit.errors import LoopJitError as LoopJitError, StrictError as StrictError
+from loopjit.errors import (
+    LoopJitError as LoopJitError,
+    LoopJitWarning as LoopJitWarning,
+    StrictError as StrictError,
+)
+from loopjit.statics.report import LeafInfo as LeafInfo
 from loopjit.transform import LoopJitted as LoopJitted, loop_jit as loop_jit
 
 __version__ = "0.1.0"

@@ -15,10 +15,12 @@ import sys
 import threading
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core.primitives
+import jax.interpreters.ad
 from jax.extend import core as jax_core
 
 # --------------------------------------------------------------------------------------------------
@@ -170,6 +172,30 @@ def open_jaxpr(closed: Any) -> tuple[Any, list[Any]]:
 def close_jaxpr(jaxpr: Any) -> Any:
     """A closed jaxpr around an open one without constvars."""
     return jaxpr if JAXPR_CARRIES_CONSTS else ClosedJaxpr(jaxpr, ())
+
+
+def inner_jaxprs(value: Any) -> list[Any]:
+    """The open jaxprs in the parameters of an equation, or in one of them."""
+    if isinstance(value, ClosedJaxpr):
+        return [open_jaxpr(value)[0] if JAXPR_CARRIES_CONSTS else value.jaxpr]
+    if isinstance(value, Jaxpr):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return [jaxpr for item in value for jaxpr in inner_jaxprs(item)]
+    return []
+
+
+def callbacks_of(jaxpr: Any) -> Iterator[Any]:
+    """The functions that a program calls on the host; None for one that is not found."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if ("callback" in name and "debug_print" not in name) or "partitioning" in name:
+            callback = equation.params.get("callback")
+            yield getattr(callback, "callback_func", callback)
+        for inner in inner_jaxprs(equation.params):
+            yield from callbacks_of(inner)
 
 
 def jaxpr_as_fun(jaxpr: Any) -> Callable[..., Sequence[Any]]:
@@ -469,15 +495,17 @@ _CLEAN = _in_new_thread(_opaque_trace_state) if _opaque_trace_state is not None 
 # The trace that is under way. Without it a loop inside of a trace becomes a call of a staged program,
 # which is the same program with one more (inlined) call in it.
 _trace_ctx = find_private("jax._src.core.trace_ctx")
-# The same answer as the public function below, in a third of the time.
-_is_top_level = getattr(_trace_ctx, "is_top_level", None)
 
 
-def trace_state_is_clean() -> bool:
-    """Whether no transformation is under way in this thread. Unknown counts as "one is"."""
-    if _is_top_level is not None:
-        return bool(_is_top_level())
+def _trace_state_is_clean() -> bool:
     return _opaque_trace_state is not None and bool(_opaque_trace_state() == _CLEAN)
+
+
+# The private one gives the same answer in a third of the time, which counts: it is asked at warm calls.
+trace_state_is_clean: Callable[[], bool] = (
+    getattr(_trace_ctx, "is_top_level", None) or _trace_state_is_clean
+)
+"""Whether no transformation is under way in this thread. Unknown counts as "one is"."""
 
 
 # Everything that JAX itself puts into the keys of its trace caches. Without it (None) nothing is kept
@@ -667,9 +695,10 @@ def forget_traces(state: Hashable) -> contextlib.AbstractContextManager[Any]:
 
 
 class _Asked(threading.local):
-    """How often the value of a tracer was asked for in this thread."""
+    """How often the value of a tracer was asked for in this thread, and who wants to know."""
 
     count = 0
+    listener: Callable[[Any], None] | None = None
 
 
 _asked = _Asked()
@@ -680,15 +709,33 @@ def times_asked() -> int:
     return _asked.count
 
 
+@contextlib.contextmanager
+def listening(listener: Callable[[Any], None]) -> Iterator[None]:
+    """Tells ``listener`` of each question in this thread while it is entered.
+
+    Args:
+        listener: gets the error, when JAX refuses to give a value; or the tracer, when JAX takes its text,
+            which it does to say in an error that it cannot be used as a size, or an index.
+    """
+    outer, _asked.listener = _asked.listener, listener
+    try:
+        yield
+    finally:
+        _asked.listener = outer
+
+
 def _notice(cls: type, method: str, from_jax: bool) -> None:
     inner = getattr(cls, method)
 
     @functools.wraps(inner)
     def noticed(*args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if from_jax or not caller.startswith("jax."):
+        by_jax = sys._getframe(1).f_globals.get("__name__", "").startswith("jax.")
+        if from_jax or not by_jax:
             _asked.count += 1
-        return inner(*args, **kwargs)
+        out = inner(*args, **kwargs)
+        if _asked.listener is not None and (from_jax or by_jax):
+            _asked.listener(args[0])
+        return out
 
     setattr(cls, method, noticed)
 
@@ -706,6 +753,32 @@ for _name in (
 ):
     if isinstance(getattr(jax.errors, _name, None), type):
         _notice(getattr(jax.errors, _name), "__init__", from_jax=True)
+
+
+def explain_reverse_mode(note: str) -> None:
+    """Adds a note to JAX's error for a ``while`` loop in reverse mode, from now on.
+
+    The error comes when JAX goes back through a program, long after the call of the program has returned;
+    so the rule for that, in a public table, is wrapped. Nothing else about it changes. Without the table
+    the error stays as it is.
+    """
+    rules = getattr(jax.interpreters.ad, "primitive_transposes", {})
+    loop = getattr(jax_core.primitives, "while_p", None)
+    rule = rules.get(loop)
+    if rule is None or hasattr(rule, "loopjit_note"):
+        return
+
+    @functools.wraps(rule)
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return rule(*args, **kwargs)
+        except ValueError as error:
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+            raise
+
+    explained.loopjit_note = note  # type: ignore[attr-defined]
+    rules[loop] = explained
 
 
 def new_var(aval: Any) -> Any:

@@ -20,3 +20,7 @@ class LoopJitTypeError(LoopJitError, TypeError):
 
 class LoopJitValueError(LoopJitError, ValueError):
     """A wrong value of an option: a :class:`ValueError`, as ``jax.jit`` raises in the same place."""
+
+
+class LoopJitWarning(UserWarning):
+    """Something works, but costs more than it has to."""

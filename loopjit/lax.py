@@ -18,7 +18,8 @@ import numpy as np
 from jax import lax
 
 from loopjit import compat
-from loopjit.engine.job import Job, Target
+from loopjit.engine.call import Target
+from loopjit.engine.job import Job
 from loopjit.engine.state import COUNTS, Counts
 from loopjit.engine.warm import fast_call, find_state
 from loopjit.programs.program import Mismatch, ProgramOptions
@@ -379,7 +380,7 @@ def _stage(
     if DISABLED or compat.bypass() or compat.is_tracing() or not all(callable(f) for f in roots):
         return make(*roots)(*args)
     name = key if isinstance(key, str) else key[0]  # type: ignore[index]
-    target = Target(roots, make, name, key, _options, _no_statics, None, _COUNTS, False, False)
+    target = Target(roots, make, name, key, _options, _no_statics, None, _COUNTS, False)
     try:
         return Job(target, args, {}).run()
     except RuntimeError:

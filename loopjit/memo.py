@@ -66,6 +66,10 @@ class LRU(Generic[K, V]):
         with self._lock:
             self._data.clear()
 
+    def items(self) -> list[tuple[K, V]]:
+        with self._lock:
+            return list(self._data.items())
+
     def values(self) -> list[V]:
         with self._lock:
             return list(self._data.values())

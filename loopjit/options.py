@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from loopjit.programs.program import ProgramOptions
-from loopjit.signature.arguments import Layout
+from loopjit.signature.arguments import Direct, Layout
 from loopjit.signature.describe import Description, describe
 
 
@@ -64,8 +64,7 @@ class Options:
     Args:
       fun: the decorated function.
       jit: options of ``jax.jit``.
-      max_programs: how many private states are kept.
-      strict: see :func:`loop_jit`.
+      ours: options that ``jax.jit`` does not have, see :func:`loop_jit`.
     """
 
     __slots__ = (
@@ -73,9 +72,12 @@ class Options:
         "_donate_names",
         "_static",
         "_static_names",
+        "_traced",
+        "_traced_names",
         "jit",
         "key",
         "max_programs",
+        "ours",
         "program",
         "shardings",
         "strict",
@@ -85,42 +87,53 @@ class Options:
         self,
         fun: Callable[..., Any] | None,
         jit: dict[str, Any],
-        max_programs: int = 256,
-        strict: bool = False,
+        ours: dict[str, Any] | None = None,
     ):
         self.jit = jit
-        self.max_programs = max_programs
-        self.strict = strict
+        self.ours = ours or {}
+        self.max_programs: int = self.ours.get("max_programs", 256)
+        self.strict: bool = self.ours.get("strict", False)
         jit = dict(jit)
-        self._static, self._static_names = _both(
-            fun, jit.pop("static_argnums", None), jit.pop("static_argnames", None)
-        )
-        numbers, names = jit.pop("donate_argnums", None), jit.pop("donate_argnames", None)
-        if numbers is not None:
-            numbers = _from_the_front(fun, _as_tuple(numbers, int))
-        if numbers is not None and names is not None:  # as in JAX: nothing is inferred
-            self._donate, self._donate_names = _as_tuple(numbers, int), _as_tuple(names, str)
-        else:
-            self._donate, self._donate_names = _both(fun, numbers, names)
+        numbers = _from_the_front(fun, _as_tuple(jit.pop("static_argnums", None), int))
+        self._static, self._static_names = _both(fun, numbers, jit.pop("static_argnames", None))
+        self._traced, self._traced_names = _both(fun, None, self.ours.get("traced_argnames"))
+        numbers = _from_the_front(fun, _as_tuple(jit.pop("donate_argnums", None), int))
+        self._donate, self._donate_names = _both(fun, numbers, jit.pop("donate_argnames", None))
         self.shardings = {k: jit.pop(k) for k in ("in_shardings", "out_shardings") if k in jit}
         self.program = jit
         self.key = self._key()
 
     def _key(self) -> Hashable:
-        if not self.jit:
-            return None if self.max_programs == 256 else self.max_programs
+        if not self.jit and not self.ours:
+            return None
         d = Description(hoist=False)
         describe({k: self.jit[k] for k in sorted(self.jit)}, None, d)
-        return (self.max_programs, *d.out)
+        return (self.max_programs, self._traced_names, *d.out)
+
+    def contradictions(self) -> tuple[tuple[str, str, str], ...]:
+        """Parameters that two options say different things about: the name, and the options."""
+        pairs = (
+            ("static", self._static_names, "donated", self._donate_names),
+            ("static", self._static_names, "in traced_argnames", self._traced_names),
+        )
+        return tuple(
+            (name, one, other)
+            for one, names, other, others in pairs
+            for name in names
+            if name in others
+        )
 
     def explicit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Any]:
         """Which arguments of a call are declared static: positions and names."""
         if not self._static and not self._static_names:
             return set()
-        count = len(args)
-        found: set[Any] = {i % count for i in self._static if -count <= i < count}
+        found: set[Any] = {i for i in self._static if 0 <= i < len(args)}
         found.update(name for name in self._static_names if name in kwargs)
         return found
+
+    def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Any]:
+        """Which arguments of a call must not become static: positions and names."""
+        return {*self._traced, *self._traced_names}
 
     def for_layout(
         self, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any], offset: int
@@ -133,12 +146,21 @@ class Options:
             jit["donate_argnums"] = tuple(i + offset for i in positions)
             jit["donate_argnames"] = tuple(n for n in self._donate_names if n in kwargs)
         for name, value in self.shardings.items():
-            if name == "in_shardings" and offset:
-                many = isinstance(value, (tuple, list))
-                value = (None, *(value if many else [value] * (len(args))))
+            if name == "in_shardings":
+                value = self._in_shardings(value, layout, args, offset)
             jit[name] = value
         key = (self.key, tuple(sorted(jit.get("donate_argnums", ()))))
         return ProgramOptions(key, jit, plain=not self.shardings and "donate_argnums" not in jit)
+
+    @staticmethod
+    def _in_shardings(value: Any, layout: Layout, args: tuple[Any, ...], offset: int) -> Any:
+        """Those of the inputs: bound values have none, and leaves that became static need none."""
+        keep = layout.keep if isinstance(layout, Direct) else tuple(range(len(args)))
+        if isinstance(value, (tuple, list)):
+            if layout.promoted and len(value) == len(args):
+                value = [value[i] for i in keep]
+            return (None, *value) if offset else tuple(value)
+        return (None, *[value] * len(keep)) if offset else value
 
 
 PLAIN = Options(None, {})

@@ -15,29 +15,29 @@ import jax
 
 from loopjit import compat
 from loopjit.engine import trail
-from loopjit.engine.job import Job, Target
-from loopjit.engine.receiver import Receivers, call_site, caller
+from loopjit.engine.call import Target
+from loopjit.engine.fast import Fast
+from loopjit.engine.job import Job
 from loopjit.engine.state import (
     COUNTS,
-    LIVE,
     STATES,
     CacheInfo,
     Counts,
-    Entry,
-    Site,
     State,
     signature_of,
 )
-from loopjit.engine.trail import Check, stale, trail_of
-from loopjit.engine.warm import Found, fast_call, find_state, many_devices
-from loopjit.errors import LoopJitTypeError, LoopJitValueError, StrictError
+from loopjit.engine.warm import Found, fast_call, find_state
+from loopjit.errors import LoopJitTypeError, LoopJitValueError, LoopJitWarning, StrictError
 from loopjit.memo import LRU
 from loopjit.options import PLAIN, Options
 from loopjit.programs.program import Mismatch
-from loopjit.signature.arguments import Direct, Layout, Under, is_traced, layout_of
+from loopjit.signature.arguments import Layout, is_traced, layout_of
 from loopjit.signature.code import Usage, code_info
 from loopjit.signature.describe import KINDS, Description, describe
+from loopjit.signature.host import fits, rank
 from loopjit.signature.replace import REPLACERS, Replacer
+from loopjit.statics import report
+from loopjit.statics.calls import Parameters
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +47,10 @@ DISABLED = os.environ.get("LOOPJIT_DISABLE", "").lower() not in ("", "0", "false
 _JIT_OPTIONS = tuple(
     name for name in inspect.signature(jax.jit).parameters if name not in ("fun", "f")
 )
-_OUR_OPTIONS = ("max_programs", "strict")
+_OUR_OPTIONS = ("max_programs", "strict", "traced_argnames")
+_INLINED = frozenset({"static_argnums", "static_argnames"})
+"""Options of ``jax.jit`` that say nothing about the program itself."""
+_PLAIN_INTS = frozenset({int, bool})
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _ABSENT: Any = object()
 _PATIENCE = 64
@@ -86,6 +89,7 @@ class LoopJitted(Generic[P, R]):
         "_left",
         "_options",
         "_own",
+        "_parameters",
         "_patience",
         "_plain",
     )
@@ -93,52 +97,86 @@ class LoopJitted(Generic[P, R]):
     def __init__(self, fun: Callable[P, R], options: Options = PLAIN):
         self.__wrapped__ = fun
         self._options = options
-        self._fast: _Fast | None = None
+        self._fast: Fast | None = None
         self._left = self._patience = _PATIENCE
         self._own: LRU[Hashable, State] | None = None
+        self._parameters: Parameters | None = None
         self.__doc__ = getattr(fun, "__doc__", None)
         self.__module__ = getattr(fun, "__module__", "")
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         fast = self._fast
-        if fast is not None and not kwargs:
+        if fast is not None:
             hidden = fast.check(self.__wrapped__)
-            if hidden is not None and not (fast.ints and not compat.trace_state_is_clean()):
+            if hidden is not None and not (fast.numbers and not compat.trace_state_is_clean()):
                 quick = fast.quick
                 static = fast.static
                 try:
+                    spelled: Any = args
+                    if kwargs or len(args) > fast.required:
+                        spelled = fast.spell(args, kwargs)
                     if quick is not None:
-                        out = quick(hidden, *args) if hidden else quick(*args)
-                    elif static is not None and type(args[static]) is str:
-                        call = fast.by_value[args[static]]  # type: ignore[index]
-                        rest = (*args[:static], *args[static + 1 :])
+                        out = quick(hidden, *spelled) if hidden else quick(*spelled)
+                    elif static is not None and type(spelled[static]) in fast.by_value:
+                        value = spelled[static]
+                        call = fast.by_value[type(value)][value]
+                        rest = spelled[:static]
+                        if len(spelled) > static + 1:
+                            rest += spelled[static + 1 :]
                         out = call(hidden, *rest) if hidden else call(*rest)
-                    elif fast.receivers is not None and not fast.sites:
-                        out = fast.receivers.call(hidden, args)
                     else:
-                        out = fast.call(hidden, args)
+                        out = fast.call(hidden, spelled)
                 except LookupError:
                     pass  # not known here: go the longer way
-                except (Mismatch, TypeError):
+                except (Mismatch, TypeError, OverflowError):
                     return self._slow(args, kwargs)
                 else:
                     fast.hits += 1
                     return out
+        given, names = args, kwargs
+        fun = self.__wrapped__
+        if (
+            kwargs
+            or type(fun) is not types.FunctionType
+            or (fun.__defaults__ or fun.__kwdefaults__) is not None
+        ):
+            args, kwargs = self._params().spell(args, kwargs)  # type: ignore[assignment]
         self._left -= 1
         if self._left <= 0 and not kwargs:
             # Called again and again the longer way: there what is needed for the shortest one is found.
             self._left = self._patience = min(2 * self._patience, _MOST_PATIENCE)
-            return self._slow(args, kwargs)
+            return self._slow(given, names)
+        if not compat.trace_state_is_clean() and self._is_inlined(args, kwargs):
+            return self.__wrapped__(*args, **kwargs)
         try:
             out = fast_call(self._find(), args, kwargs)
-        except (Mismatch, TypeError):
+        except (Mismatch, TypeError, OverflowError):
             # TypeError: a leaf that JAX cannot trace, inside of a container where there was none
             # before; or an error of the user's, which comes again.
             return self._slow(args, kwargs)
         if self._own is not None:
             self._counts.hits += 1
         COUNTS.hits += 1
+        if fast is not None and not kwargs:
+            fast.knows(given, names)
         return out
+
+    def _params(self) -> Parameters:
+        parameters = self._parameters
+        if parameters is None or not parameters.are_of(self.__wrapped__):
+            # Shardings are given for the arguments as they stand.
+            stays = "in_shardings" in self._options.jit
+            parameters = self._parameters = Parameters(self.__wrapped__, stays)
+        return parameters
+
+    def _is_inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call within a trace is traced in place: so that ints given to it stay ints."""
+        return (
+            not DISABLED
+            and self._options.jit.keys() <= _INLINED
+            and not _PLAIN_INTS.isdisjoint(map(type, jax.tree_util.tree_leaves((args, kwargs))))
+            and compat.is_tracing()
+        )
 
     def _find(self) -> Found:
         """What is known of the function as it is now."""
@@ -147,25 +185,50 @@ class LoopJitted(Generic[P, R]):
             return found
         if _watch.touched and compat.bypass():
             return found
-        signature = signature_of((self.__wrapped__,), self._options.key, hoist=False)
+        signature = signature_of((self.__wrapped__,), self._options.key, False, self._counts.holds)
         return self._own.peek(signature.key), [], signature.pinned
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given, names = args, kwargs
+        args, kwargs = self._params().spell(args, kwargs)
+        if not compat.trace_state_is_clean() and self._is_inlined(args, kwargs):
+            return self.__wrapped__(*args, **kwargs)
         if DISABLED or compat.bypass():
             return self._jax_jit(args, kwargs)(*args, **kwargs)
-        if self._own is None or self._epoch is not compat.watch.epoch:
-            self._reset()
-        job = Job(self._target(), args, kwargs)
+        job = self._job(args, kwargs)
         try:
             out = job.run()
-        except (StrictError, RuntimeError):
+        except (StrictError, RuntimeError, LoopJitWarning):
             raise
         except Exception:
-            # If it is the caller's doing, JAX says so in its own words, with the caller's names.
             _log.debug("%s: left to jax.jit", job.target.name, exc_info=True)
-            return self._jax_jit(args, kwargs)(*args, **kwargs)
-        self._settle(job)
-        return out
+            if job.ran:
+                return job.out
+            # If it is the caller's doing, JAX says so in its own words, with the caller's names.
+        else:
+            self._settle(job, given, names)
+            return out
+        return self._explained(job, args, kwargs)
+
+    def _explained(self, job: Job, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call under ``jax.jit``; if that fails, too, with a note on what we know."""
+        note, layout = job.statics.note, job.statics.users
+        del job  # it holds errors, and these hold tracers
+        try:
+            if any(type(x) is int and not fits(x) for x in jax.tree_util.tree_leaves(args)):
+                return self._plain_jit()(*args, **kwargs)
+            if layout is None:
+                layout = layout_of(args, kwargs, self._options.explicit, Description(hoist=False))
+            return self._under_jit(layout, args, kwargs)(*args, **kwargs)
+        except Exception as error:
+            if note is not None:
+                report.add_note(error, note)
+            raise
+
+    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
+        if self._own is None or self._epoch is not compat.watch.epoch:
+            self._reset()
+        return Job(self._target(), args, kwargs)
 
     def _reset(self) -> None:
         self._epoch = compat.watch.epoch
@@ -186,12 +249,14 @@ class LoopJitted(Generic[P, R]):
             self._own,
             self._counts,
             options.strict,
-            fix_ints=True,
+            promotes=True,
+            traced=options.traced,
+            parameters=self._params(),
             usages=_usages(fun),
             max_programs=options.max_programs,
         )
 
-    def _settle(self, job: Job) -> None:
+    def _settle(self, job: Job, given: tuple[Any, ...], names: dict[str, Any]) -> None:
         """Remembers the program for the next call, where a trail says all that can change."""
         if not hasattr(job, "used") or compat.watch.touched or job.used.state.private:
             return
@@ -203,18 +268,42 @@ class LoopJitted(Generic[P, R]):
                     self._left = self._patience = _PATIENCE
             shared = self._own is None or all(own is not state for own in self._own.values())
             states = STATES if shared or self._own is None else self._own
-            check = trail_of(fun, self._options.key, state, states, shared)
-            fast = self._fast = None if check is None else _Fast(check, state, shared)
-        if fast is not None and fast.learn(job):
-            self._left = self._patience = max(self._patience // 2, _PATIENCE)
+            check = trail.trail_of(fun, self._options.key, state, states, shared)
+            fast = self._fast = (
+                None
+                if check is None
+                else Fast(check, state, shared, self._params(), self._params().positional_defaults)
+            )
+        if fast is not None:
+            if fast.learn(job):
+                self._left = self._patience = max(self._patience // 2, _PATIENCE)
+            if not job.call.kwargs:
+                fast.knows(given, names)
 
     # -- as jax.jit -----------------------------------------------------------------------------------
 
     def _jax_jit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The function under ``jax.jit``, with the leaves fixed that JAX cannot trace."""
-        layout = layout_of(args, kwargs, self._options.explicit, Description(hoist=False))
-        if not layout.all_traced and not self._is_jax_static(args, kwargs):
+        """The function under ``jax.jit``, with the leaves fixed that must be."""
+        explicit = self._options.explicit
+        layout = None
+        leaves = jax.tree_util.tree_leaves((args, kwargs))
+        if not DISABLED and any(rank(leaf) is not None for leaf in leaves):
+            try:
+                layout = self._job(args, kwargs).layout()
+            except Exception:
+                _log.debug("%s: not analysed", _name(self.__wrapped__), exc_info=True)
+        if layout is None:
+            layout = layout_of(args, kwargs, explicit, Description(hoist=False))
+        return self._under_jit(layout, args, kwargs)
+
+    def _under_jit(self, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not layout.all_traced and not (
+            not layout.promoted and self._is_jax_static(args, kwargs)
+        ):
             return _WithStatics(self.__wrapped__, layout, self._options)
+        return self._plain_jit()
+
+    def _plain_jit(self) -> Any:
         if self._own is None:
             self._reset()
         # A new one for each state of what is captured: `jax.jit` does not notice that it changes.
@@ -238,16 +327,19 @@ class LoopJitted(Generic[P, R]):
             return False
         return True
 
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Lowers the function for these arguments, as ``jax.jit(fun).lower`` does."""
+        args, kwargs = self._params().spell(args, kwargs)  # type: ignore[assignment]
         return self._jax_jit(args, kwargs).lower(*args, **kwargs)
 
-    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def trace(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Traces the function for these arguments, as ``jax.jit(fun).trace`` does."""
+        args, kwargs = self._params().spell(args, kwargs)  # type: ignore[assignment]
         return self._jax_jit(args, kwargs).trace(*args, **kwargs)
 
-    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def eval_shape(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Shapes and dtypes of the results, as ``jax.eval_shape`` gives them."""
+        args, kwargs = self._params().spell(args, kwargs)  # type: ignore[assignment]
         return self._jax_jit(args, kwargs).eval_shape(*args, **kwargs)
 
     # -- cache ----------------------------------------------------------------------------------------
@@ -277,15 +369,43 @@ class LoopJitted(Generic[P, R]):
         )
 
     @property
-    def signatures(self) -> tuple[Any, ...]:
-        """The avals of the inputs of each program of this function (captured arrays come first)."""
+    def statics(self) -> report.Statics:
+        """The leaves of the arguments in all calls so far: which are static, and why.
+
+        Returns:
+          A tuple of :class:`loopjit.LeafInfo`, whose text is a table.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from loopjit import loop_jit
+          >>> @loop_jit
+          ... def power(x, n, scale):
+          ...     for _ in range(n):
+          ...         x = x * scale
+          ...     return x
+          >>> float(power(jnp.float32(1.0), 3, 2.0))
+          8.0
+          >>> [leaf.path for leaf in power.statics if leaf.static]
+          ['n']
+        """
+        leaves: dict[str, report.LeafInfo] = {}
+        for state in self._states():
+            for path, info in state.leaves.items():
+                if info.static or path not in leaves:
+                    leaves[path] = info
+        return report.Statics(sorted(leaves.values(), key=self._params().order))
+
+    def _states(self) -> list[State]:
         states = [] if self._own is None else self._own.values()
         shared = self._shared_state()
-        if shared is not None:
-            states = [shared, *states]
+        return states if shared is None else [shared, *states]
+
+    @property
+    def signatures(self) -> tuple[Any, ...]:
+        """The avals of the inputs of each program of this function (captured arrays come first)."""
         return tuple(
             tuple(entry.program.avals[len(entry.consts) :])
-            for state in states
+            for state in self._states()
             for entry in state.programs.values()
         )
 
@@ -309,121 +429,7 @@ class LoopJitted(Generic[P, R]):
         return f"<loop_jit of {getattr(fun, '__qualname__', type(fun).__qualname__)}>"
 
     def __reduce__(self) -> Any:
-        options = self._options
-        return _rebuild, (self.__wrapped__, options.jit, options.max_programs, options.strict)
-
-
-class _Fast:
-    """The shortest way of a call: guards by identity, then the program.
-
-    Attributes:
-      check: gives the captured arrays, or None where something that the function captures has changed.
-      state: whose programs these are; shared: with equal functions.
-      quick: the program, if all calls so far were alike and every argument is traced. Like those of
-        ``by_value`` it takes the captured arrays first, if there are any.
-      static: the position of the only static argument, if that is a string in all calls so far.
-      by_value: the program for each value of it, called without it, if calls with this value were alike.
-      entries: what was called first for each value of it.
-      receivers: the programs for objects that were the only static argument.
-      sites: what was called last, by the types of the arguments, where calls differ in them or in avals.
-      ints: Python ints are traced; under a transformation they may have to be static.
-      hits: calls that went this way.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "by_value",
-        "check",
-        "entries",
-        "hits",
-        "ints",
-        "quick",
-        "receivers",
-        "shared",
-        "sites",
-        "state",
-        "static",
-    )
-
-    def __init__(self, check: Check, state: State, shared: bool):
-        self.hits = 0
-        LIVE.add(self)
-        self.check = check
-        self.state = state
-        self.shared = shared
-        self.quick: Callable[..., Any] | None = None
-        self.static: int | None = None
-        self.ints = False
-        self.by_value: dict[str, Callable[..., Any]] = {}
-        self.receivers: Receivers | None = None
-        self.entries: dict[str, Entry] = {}
-        self.sites: dict[Hashable, Site] = {}
-
-    def __del__(self) -> None:
-        COUNTS.hits += self.hits
-
-    def forget(self) -> None:
-        self.check = stale
-
-    def call(self, hidden: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        """A call with arguments of several kinds. Raises LookupError where it is not known here."""
-        site = self.sites.get(tuple(map(type, args)))
-        if site is None:
-            if self.receivers is None:
-                raise LookupError
-            return self.receivers.call(hidden, args)
-        if hidden:
-            return call_site(site, hidden, args)
-        entry = site.guess((), args, {}) if site.where else site.entry
-        return entry.call(entry.consts, *args) if entry.bound else entry.call(*args)
-
-    def learn(self, job: Job) -> bool:
-        """Remembers what a call ended with; whether it was one with a new object."""
-        used = job.used
-        layout, entry = used.split.layout, used.entry
-        under = isinstance(used.split.types, Under)
-        if under or job.kwargs or layout.plans or entry.fill or entry.once:
-            return False
-        self.ints = self.ints or layout.ints
-        call = caller(entry, bool(used.hidden))
-        spread = bool(used.hidden) and many_devices()
-        if layout.all_traced:
-            site = self.sites.setdefault(used.split.types, Site())
-            site.learn(entry, used.hidden, used.split.dynamic, {})
-            alone = len(self.sites) == 1 and not site.where and self.static is None
-            self.quick = call if alone and not spread else None
-        elif isinstance(layout, Direct) and len(layout.static) == 1 and not layout.static_names:
-            [static] = layout.static
-            self.quick = None
-            value = job.args[static]
-            if self.static not in (None, static):
-                return False
-            if type(value) is not str:
-                if not self.shared:  # a program of one function may hold the object itself
-                    return False
-                if self.receivers is None:
-                    self.receivers = Receivers(static)
-                self.static = static
-                usage = (job.target.usages or {}).get(static)
-                return self.receivers.learn(used, value, usage)
-            if not spread:
-                self.static = static
-                if len(self.by_value) > 512:
-                    self.by_value.clear()
-                    self.entries.clear()
-                if self.entries.setdefault(value, entry) is entry:
-                    self.by_value[value] = call
-                else:  # calls with this value differ in avals
-                    self.by_value.pop(value, None)
-        return False
-
-
-def _forget_all() -> None:
-    for fast in list(LIVE):
-        fast.forget()
-
-
-compat.watch.listeners.append(_forget_all)
+        return _rebuild, (self.__wrapped__, self._options.jit, self._options.ours)
 
 
 def _forward(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -462,11 +468,9 @@ def _name(fun: Any) -> str:
 
 
 def _rebuild(
-    fun: Callable[..., Any], jit: dict[str, Any], max_programs: int, strict: bool
+    fun: Callable[..., Any], jit: dict[str, Any], ours: dict[str, Any]
 ) -> LoopJitted[..., Any]:
-    if not jit and max_programs == 256 and not strict:
-        return LoopJitted(fun)
-    return LoopJitted(fun, Options(fun, jit, max_programs, strict))
+    return LoopJitted(fun, Options(fun, jit, ours) if jit or ours else PLAIN)
 
 
 class _WithStatics:
@@ -489,19 +493,19 @@ class _WithStatics:
         run.__name__ = run.__qualname__ = _name(self._fun)
         return jax.jit(_stand_in(run, self._fun), **options.jit), dynamic, keywords
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         jitted, dynamic, keywords = self._jitted(args, kwargs)
         return jitted(*dynamic, **keywords)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         jitted, dynamic, keywords = self._jitted(args, kwargs)
         return jitted.lower(*dynamic, **keywords)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         jitted, dynamic, keywords = self._jitted(args, kwargs)
         return jitted.trace(*dynamic, **keywords)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         jitted, dynamic, keywords = self._jitted(args, kwargs)
         return jitted.eval_shape(*dynamic, **keywords)
 
@@ -523,7 +527,8 @@ def loop_jit(fun: Any = _ABSENT, /, **options: Any) -> Any:
     do not count. A changed global, closure variable or attribute is noticed.
 
     What JAX cannot trace (strings, callables, enums, settings objects, also unhashable ones, and also as
-    leaves of containers) is static by value.
+    leaves of containers) is static by value. Numbers, and small arrays of ints or bools, become static, leaf
+    by leaf, where the function needs their values: see the attribute ``statics`` of the result.
 
     Args:
       fun: the function: any callable, also a method, a :func:`functools.partial`, or the result of
@@ -533,11 +538,14 @@ def loop_jit(fun: Any = _ABSENT, /, **options: Any) -> Any:
         - ``max_programs`` (int): how many versions of a function are remembered that cannot be shared
           with equal ones (default 256).
         - ``strict`` (bool): raise :class:`loopjit.StrictError` where something captured is not
-          understood, instead of tracing each fresh function.
+          understood, instead of tracing each fresh function, or where an array had to be read to the
+          host.
+        - ``traced_argnames`` (str or sequence of str): arguments whose numbers never become static: where
+          their values are needed, JAX's error is raised.
 
     Returns:
       A callable with the attributes of the function, and ``lower``, ``trace``, ``eval_shape``,
-      ``clear_cache``, ``cache_info`` and ``signatures``.
+      ``clear_cache``, ``cache_info``, ``signatures`` and ``statics``.
 
     Raises:
       TypeError: ``fun`` is not callable, is a generator or a coroutine function, or an option is unknown.
@@ -553,25 +561,48 @@ def loop_jit(fun: Any = _ABSENT, /, **options: Any) -> Any:
       >>> float(grow(jnp.float32(1.0), jnp.float32(3.0)))  # neither traced nor compiled again
       27.0
     """
+    ours: dict[str, Any] = {}
     if options:
         _check_options(options)
-        max_programs = options.pop("max_programs", 256)
-        strict = options.pop("strict", False)
-    else:
-        max_programs, strict = 256, False
+        ours = {name: options.pop(name) for name in _OUR_OPTIONS if name in options}
     if fun is _ABSENT:
-        return lambda f: loop_jit(f, max_programs=max_programs, strict=strict, **options)
+        return lambda f: loop_jit(f, **ours, **options)
     if isinstance(fun, (staticmethod, classmethod)):  # @loop_jit above @staticmethod
-        inner = loop_jit(fun.__func__, max_programs=max_programs, strict=strict, **options)
-        return type(fun)(inner)
+        return type(fun)(loop_jit(fun.__func__, **ours, **options))
     _check_function(fun)
     try:
         weakref.ref(fun)
     except TypeError:  # `jax.jit` needs weak references, which a NumPy ufunc does not allow
         fun = _forward(fun)
+    if not options and not ours:
+        return LoopJitted(fun)
     if options:
         jax.jit(fun, **options)  # raises what JAX raises for options that make no sense
-    return _rebuild(fun, options, max_programs, strict)
+    if "traced_argnames" in ours:
+        ours["traced_argnames"] = _traced_argnames(fun, ours["traced_argnames"])
+    out = _rebuild(fun, options, ours)
+    for name, one, other in out._options.contradictions():
+        raise LoopJitValueError(
+            f"The argument {name!r} of {_name(fun)} is declared {one}, and it is {other}: it cannot be"
+            " both. Take it off one of the options."
+        )
+    return out
+
+
+def _traced_argnames(fun: Any, names: Any) -> tuple[str, ...]:
+    names = (names,) if isinstance(names, str) else tuple(names)
+    try:
+        parameters = inspect.signature(fun).parameters
+    except (TypeError, ValueError):
+        return names
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for name in names:
+            if name not in parameters:
+                raise LoopJitValueError(
+                    f"traced_argnames names {name!r}, but {_name(fun)} has no such parameter. Its"
+                    f" parameters are: {', '.join(parameters)}."
+                )
+    return names
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -580,6 +611,11 @@ def _check_options(options: dict[str, Any]) -> None:
         raise LoopJitTypeError(
             f"loop_jit got an unknown option {unknown[0]!r}. Its options are those of jax.jit ("
             f"{', '.join(_JIT_OPTIONS)}) and {', '.join(_OUR_OPTIONS)}."
+        )
+    names = options.get("traced_argnames", ())
+    if not (isinstance(names, str) or all(isinstance(name, str) for name in names)):
+        raise LoopJitTypeError(
+            f"traced_argnames must be a str or a sequence of str, got {names!r}."
         )
     count = options.get("max_programs", 1)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:

@@ -1988,3 +1988,112 @@ def test_a_stale_trace_of_jax_is_not_kept_for_others():
         m.k = 3.0
         loop_jit(getattr(m, name))(X)
         same(loop_jit(getattr(M(3.0), name))(X), X * 3.0)
+
+
+# --------------------------------------------------------------------------------------------
+# What a program holds on to
+# --------------------------------------------------------------------------------------------
+
+
+class Host:
+    """Equal to others of its kind, but each counts its own calls."""
+
+    def __init__(self, scale=2.0):
+        self.scale = scale
+        self.calls = []
+
+    def on_host(self, x):
+        self.calls.append(float(x))
+        return np.float32(x * self.scale)
+
+    @loop_jit
+    def run(self, x):
+        return jax.pure_callback(self.on_host, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+
+def test_equal_objects_have_their_own_callbacks():
+    hosts = Host(), Host(), Host(3.0)
+    for number in (1, 2, 3):
+        for host in hosts:
+            assert float(host.run(jnp.float32(number))) == number * host.scale
+    assert [host.calls for host in hosts] == [[1.0, 2.0, 3.0]] * 3
+
+
+def test_an_equal_object_in_the_place_of_a_captured_one():
+    box = [Host()]
+    first = box[0]
+
+    @loop_jit
+    def f(x):
+        host = box[0]
+        return jax.pure_callback(host.on_host, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+    f(jnp.float32(1.0))
+    box[0] = second = Host()
+    f(jnp.float32(2.0))
+    f(jnp.float32(3.0))
+    assert (first.calls, second.calls) == ([1.0], [2.0, 3.0])
+
+
+@dataclasses.dataclass
+class Settings:
+    factor: float = 2.0
+
+
+def test_equal_settings_beside_a_callback_that_does_not_lead_to_them():
+    seen = []
+
+    @loop_jit
+    def f(x, settings):
+        jax.debug.callback(lambda v: None, x)
+        jax.debug.print("{}", x)
+        seen.append(1)
+        return x * settings.factor
+
+    f(jnp.float32(1.0), Settings())
+    f(jnp.float32(1.0), Settings())
+    before = len(seen)
+    with counting() as n:
+        f(jnp.float32(1.0), Settings())
+    assert (n.compiles, len(seen)) == (0, before)
+
+
+@pytest.mark.parametrize("how", ["item", "nonlocal", "append"])
+def test_counting_traces_does_not_cause_traces(how):
+    """Two kinds of calls in turn: the trace of one changes what the other captured."""
+    counts, total = {"n": 0}, 0
+    log = []
+
+    def count_item():
+        counts["n"] += 1
+
+    def count_nonlocal():
+        nonlocal total
+        total += 1
+
+    count = {"item": count_item, "nonlocal": count_nonlocal, "append": lambda: log.append(1)}[how]
+
+    @loop_jit
+    def f(x, n):
+        count()
+        return x[:n] * 2.0
+
+    for _ in range(20):
+        for size, n in ((3, 1), (3, 2), (4, 1)):
+            np.testing.assert_array_equal(f(jnp.ones(size), n), np.full(n, 2.0))
+    assert max(counts["n"], total, len(log)) <= 8
+
+
+def test_what_the_user_changes_in_a_counter_is_seen():
+    state = {"traces": 0, "scale": 2.0}
+
+    @loop_jit
+    def f(x, n):
+        state["traces"] += 1
+        return x[:n] * state["scale"]
+
+    x = jnp.ones(3)
+    for scale in (2.0, 3.0, 2.0):
+        state["scale"] = scale
+        for n in (1, 2, 1):
+            np.testing.assert_array_equal(f(x, n), np.full(n, scale))

@@ -10,4 +10,13 @@ dispatch knows whether it was compiled for these arguments in this context, and 
 
 Where sharing would be unsound the state is *private*: the programs belong to one function object, arrays
 count by identity, and a fresh function is traced again (and then finds its program by its jaxpr).
+
+Which leaves are static is found by tracing, see ``loopjit/statics/README.rst``; what was found is kept with
+the state.
+
+- ``state.py``: what is remembered.
+- ``fast.py``, ``trail.py``, ``receiver.py``: the same function object called again.
+- ``warm.py``: an equal function, made anew.
+- ``job.py``: the slow path; ``call.py`` splits the arguments and traces; ``promotion.py`` finds out which
+  leaves are static.
 """

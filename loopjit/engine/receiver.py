@@ -90,12 +90,12 @@ class Receivers:
         """Remembers what a call ended with; whether a trail was made."""
         split = used.split
         receiver = self._by_id.get(id(value))
-        new = receiver is None or receiver.key != split.key or receiver.check(value) is None
+        new = receiver is None or receiver.key != split.values or receiver.check(value) is None
         if new:
-            check = trail_of_argument(value, usage, split.key, used.state)
+            check = trail_of_argument(value, usage, split.values, used.state)
             if check is None:
                 return False
-            receiver = Receiver(check, split.key)
+            receiver = Receiver(check, split.values)
             self._recent = (receiver, *self._recent[: _MOST_TRIED - 1])
             self._note(value, receiver)
         receiver.learn(used.entry, used.hidden, tuple(split.dynamic))  # type: ignore[union-attr]

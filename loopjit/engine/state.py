@@ -14,10 +14,11 @@ from loopjit import compat
 from loopjit.memo import LRU
 from loopjit.programs.program import Program, Tables
 from loopjit.signature import kinds
-from loopjit.signature.arguments import Layout, TypesKey
+from loopjit.signature.arguments import Layout, Promoted, TypesKey
 from loopjit.signature.describe import Description, describe
 from loopjit.signature.plans import COPIED
 from loopjit.signature.trust import is_pure_function
+from loopjit.statics.report import LeafInfo
 
 
 class CacheInfo(NamedTuple):
@@ -39,11 +40,17 @@ class CacheInfo(NamedTuple):
 
 
 class Counts:
-    """Counters without a lock: a lost increment is not worth one on each call."""
+    """Counters without a lock: a lost increment is not worth one on each call.
 
-    __slots__ = ("hits", "interned", "misses")
+    Attributes:
+      holds: programs of the function hold on to what it captures or is given, such as the ``self`` of a host
+        callback: an equal object in its place is another program.
+    """
+
+    __slots__ = ("hits", "holds", "interned", "misses")
 
     def __init__(self) -> None:
+        self.holds = False
         self.reset()
 
     def reset(self) -> None:
@@ -148,13 +155,18 @@ class State:
     """What is known of all functions that are equal (or, when it is private, of one).
 
     Attributes:
-      layouts: by the types of the arguments.
+      layouts: by the types of the arguments; several where static values decide what else is static, the
+        one that was used last first.
       sites: by those types and the static values.
       programs: by those, avals and context.
       private: programs of equal functions may not be shared.
+      live: what has an identity counts by it.
       writes: a trace writes to what the function captures: it must see the originals.
-      fixed: by the types of the arguments, whether Python ints are static under a transformation: where it
-        turns a loop with a traced trip count into one that can be differentiated in reverse mode.
+      needs: leaves that must be static, by the types and trees of the arguments, what is static already,
+        and the context; so a flag is known before it is asked what is needed where it is set.
+      leaves: what became of each leaf, by its path.
+      values: the values that static leaves had in programs, by their paths.
+      warned: of what was warned.
       quick: the program that was used last, if all calls so far were alike and every argument is traced.
       classes: classes of the user's that results are made of. A function that captures another class, even
         an equal one, returns other results.
@@ -162,25 +174,33 @@ class State:
 
     __slots__ = (
         "classes",
-        "fixed",
         "layouts",
+        "leaves",
+        "live",
         "lock",
+        "needs",
         "private",
         "programs",
         "quick",
         "sites",
+        "values",
+        "warned",
         "writes",
     )
 
     def __init__(self, max_programs: int) -> None:
-        self.layouts: dict[TypesKey, Layout] = {}
+        self.layouts: dict[TypesKey, tuple[Layout, ...]] = {}
         self.sites: dict[Hashable, Site] = {}
         self.programs: LRU[Hashable, Entry] = LRU(max_programs)
         self.lock = threading.Lock()
         self.private = False
+        self.live = False
         self.writes = False
         self.classes: tuple[type, ...] = ()
-        self.fixed: dict[TypesKey, bool] = {}
+        self.needs: LRU[Hashable, Promoted] = LRU(1024)
+        self.leaves: dict[str, LeafInfo] = {}
+        self.values: dict[str, set[Hashable]] = {}
+        self.warned: set[Hashable] = set()
         self.quick: Entry | None = None
 
     def returns_others(self, seen: Container[int]) -> bool:
@@ -197,6 +217,19 @@ class State:
         self.programs.put(key, entry)
         if self.programs.evicted != evicted:
             self.clear_sites()
+
+    def adopt(self, other: State) -> None:
+        """Takes over what is known of a function that has changed since in a way that does not count."""
+        for key, entry in other.programs.items():
+            self.programs.put(key, entry)
+        self.sites = {**other.sites, **self.sites}
+        self.layouts = {**other.layouts, **self.layouts}
+        for point, places in other.needs.items():
+            self.needs.put(point, places)
+        for path, info in other.leaves.items():
+            self.leaves.setdefault(path, info)
+        self.values.update(other.values)
+        self.warned |= other.warned
 
     def clear_sites(self) -> None:
         self.quick = None
@@ -230,9 +263,9 @@ class Signature(NamedTuple):
     seen: frozenset[int]
 
 
-def describe_roots(roots: Sequence[Any], hoist: bool = True) -> Description:
+def describe_roots(roots: Sequence[Any], hoist: bool = True, live: bool = False) -> Description:
     """Writes down functions; what is nested too deeply is not understood."""
-    d = Description(hoist)
+    d = Description(hoist, live)
     try:
         for root in roots:
             describe(root, None, d)
@@ -241,15 +274,18 @@ def describe_roots(roots: Sequence[Any], hoist: bool = True) -> Description:
     return d
 
 
-def signature_of(roots: Sequence[Any], options_key: Hashable, hoist: bool = True) -> Signature:
+def signature_of(
+    roots: Sequence[Any], options_key: Hashable, hoist: bool = True, live: bool = False
+) -> Signature:
     """Writes down functions with all that they capture.
 
     Args:
       roots: the functions.
       options_key: what else tells programs apart.
       hoist: whether captured arrays become hidden inputs; else they count by identity and content.
+      live: whether everything that has an identity counts by it.
     """
-    d = describe_roots(roots, hoist)
+    d = describe_roots(roots, hoist, live)
     key = (options_key, compat.watch.extra(), *d.out)
     return Signature(
         key,
@@ -262,6 +298,28 @@ def signature_of(roots: Sequence[Any], options_key: Hashable, hoist: bool = True
         d.changeable,
         frozenset(d.seen or ()),
     )
+
+
+def holds_any(jaxpr: Any, things: Container[int]) -> bool:
+    """Whether a host callback of a program leads to some of the things with these ids.
+
+    What cannot be looked into may.
+    """
+    for callback in compat.callbacks_of(jaxpr):
+        if callback is None:
+            return True
+        d = describe_roots([callback], hoist=False)
+        seen = d.seen or {}
+        if d.opaque or any(at in things and _is_thing(value) for at, (_, value) in seen.items()):
+            return True
+    return False
+
+
+def _is_thing(value: Any) -> bool:
+    """Not a function, a class or their globals, of which there is one as long as the function is one."""
+    if type(value) is dict:
+        return "__builtins__" not in value
+    return not isinstance(value, (FunctionType, type))
 
 
 def _rule_key(function: Callable[..., Any]) -> Hashable | None:

@@ -15,7 +15,7 @@ from loopjit import compat
 from loopjit.engine.state import SHORTCUTS, STATES, State, describe_roots
 from loopjit.programs.program import Mismatch
 from loopjit.signature import kinds, plans
-from loopjit.signature.arguments import Under, types_key
+from loopjit.signature.arguments import Under, Unreadable, types_key
 from loopjit.signature.describe import Description
 from loopjit.signature.plans import Plan
 
@@ -220,28 +220,33 @@ def fast_call(found: Found, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             return quick.call(*args)
         if not (hidden and (_many if _many is not None else many_devices())):
             return quick.call((*quick.consts, *hidden), *args)
-    layout = state.layouts.get(tuple(map(type, args)) if not kwargs else types_key(args, kwargs))
-    if layout is not None and layout.ints and state.fixed and not compat.trace_state_is_clean():
-        types = types_key(args, kwargs)
-        if state.fixed.get(types):
-            layout = state.layouts.get(Under(types))
-    if layout is None:
+    types = tuple(map(type, args)) if not kwargs else types_key(args, kwargs)
+    layouts = state.layouts.get(types)
+    if layouts is None:
         raise Mismatch
-    if layout.plans:
+    if layouts[0].counts and not compat.trace_state_is_clean():
+        layouts = state.layouts.get(Under(types)) or ()
+    site = None
+    for layout in layouts:
         for plan in layout.plans:
             if not plan.holds():
                 raise Mismatch
-    if layout.all_traced:
-        site = layout.site
-    else:
-        d = Description(not state.private)
-        args, kwargs = layout.split(args, kwargs, d)  # type: ignore[assignment]
+        if layout.all_traced:
+            site = layout.site
+            break
+        d = Description(not state.private, state.live)
+        try:
+            dynamic, keywords = layout.split(args, kwargs, d)
+        except Unreadable:
+            continue
         if d.hoist and (d.opaque or d.writes):
             raise Mismatch
         site = layout.sites.get(tuple(d.out))
-        if d.hidden:
+        if site is not None:
+            args, kwargs = dynamic, keywords  # type: ignore[assignment]
             hidden = [*hidden, *d.hidden]
-        pinned += d.pinned
+            pinned += d.pinned
+            break
     if site is None:
         raise Mismatch
     entry = site.guess(hidden, args, kwargs) if site.where else site.entry

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import tree_util
 
 from loopjit import compat
@@ -95,8 +96,7 @@ def _skeleton(jaxpr: Any) -> list[Any]:
     for equation in jaxpr.eqns:
         literals = [str(a) for a in equation.invars if isinstance(a, compat.Literal)]
         out += (equation.primitive.name, literals, [str(v.aval) for v in equation.outvars])
-        for value in equation.params.values():
-            out += [_skeleton(inner) for inner in _jaxprs(value)]
+        out += [_skeleton(inner) for inner in compat.inner_jaxprs(equation.params)]
     return out
 
 
@@ -150,8 +150,7 @@ def features(jaxpr: Any) -> Features:
                 rules = rules or not _own_rule(equation.params["policy"])
             elif name.startswith("custom_") and any(map(callable, equation.params.values())):
                 rules = True
-            for value in equation.params.values():
-                todo += _jaxprs(value)
+            todo += compat.inner_jaxprs(equation.params)
     return Features(callbacks, rules, whiles)
 
 
@@ -160,16 +159,6 @@ def _own_rule(function: Any) -> bool:
         return True
     inner = compat.defjvps_rule(function)
     return inner is not None and all(map(compat.is_own_function, inner.functions))
-
-
-def _jaxprs(value: Any) -> list[Any]:
-    if isinstance(value, compat.ClosedJaxpr):
-        return [compat.open_jaxpr(value)[0] if compat.JAXPR_CARRIES_CONSTS else value.jaxpr]
-    if isinstance(value, compat.Jaxpr):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [j for item in value for j in _jaxprs(item)]
-    return []
 
 
 def tree_key(tree: PyTreeDef) -> Hashable:
@@ -184,10 +173,22 @@ class Program:
       call: takes the bound values first (consts and captured arrays, as one tuple, if there are any),
         then the arguments.
       avals: of its inputs.
+      out_avals: of its outputs.
+      takes_numbers: a whole number, or a bool, would do in the place of some input.
+      context: in which it was traced, see :func:`current_context`.
       in_tree: of ``(args, kwargs)``, bound values included.
     """
 
-    __slots__ = ("_lock", "_ready", "avals", "call", "in_tree")
+    __slots__ = (
+        "_lock",
+        "_ready",
+        "avals",
+        "call",
+        "context",
+        "in_tree",
+        "out_avals",
+        "takes_numbers",
+    )
 
     def __init__(
         self,
@@ -200,13 +201,16 @@ class Program:
     ):
         self.in_tree = in_tree
         self.avals = [v.aval for v in jaxpr.invars]
+        self.takes_numbers = any(map(_is_number, self.avals))
+        self.out_avals = [v.aval for v in jaxpr.outvars]
+        self.context = context
         self._ready = False
         self._lock = threading.RLock()
         runner = _runner(jaxpr, in_tree, out_tree, context)
         runner.__name__ = runner.__qualname__ = name
         self.call: Callable[..., Any] = jax.jit(runner, **jit_options)
 
-    def first_call(self, *args: Any, **kwargs: Any) -> Any:
+    def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the program so that only one thread compiles it."""
         if self._ready:
             return self.call(*args, **kwargs)
@@ -219,6 +223,12 @@ class Program:
         finally:
             if alone:
                 self._lock.release()
+
+
+def _is_number(aval: Any) -> bool:
+    if getattr(aval, "shape", None) != ():
+        return False
+    return bool(jnp.issubdtype(aval.dtype, jnp.integer) or jnp.issubdtype(aval.dtype, jnp.bool_))
 
 
 _PATIENCE_S = 30.0

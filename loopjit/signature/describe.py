@@ -86,6 +86,7 @@ class Description:
       changeable: something was met that may change later and is not copied.
       uncopied: a function of the user was met that is not: JAX may remember an older trace of it.
       hoist: whether arrays met now become hidden inputs; else they count by identity (and content).
+      live: everything that has an identity counts by it, since a program holds on to it.
     """
 
     # One is made for each function on the path of a warm call: what is rarely needed is made late.
@@ -101,10 +102,14 @@ class Description:
     changeable: bool = False
     limit: int = _MAX_PARTS
 
-    def __init__(self, hoist: bool = True):
+    live: bool = False
+
+    def __init__(self, hoist: bool = True, live: bool = False):
         self.out: list[Any] = []
         self.hidden: list[Any] = []
         self.hoist = hoist
+        if live:
+            self.live = live
 
     @property
     def shareable(self) -> bool:
@@ -125,6 +130,8 @@ class Description:
         if self.seen is None:
             self.seen = {}
         self.out.append(self.seen.setdefault(id(value), (len(self.seen), value))[0])
+        if self.live:
+            self.out.append(Live(value))
 
     def fix(self, uncopied: bool) -> tuple[bool, bool]:
         """From here on no tracer can be put anywhere; returns what :meth:`restore` takes."""
@@ -142,6 +149,8 @@ class Description:
             self.seen = {}
         number, _ = self.seen.setdefault(id(value), (len(self.seen), value))
         self.out += ("number", number)
+        if self.live:
+            self.out.append(Live(value))
         # Where tracers are put is part of it: the walk that puts them there must take the same turns.
         mark = (number, self.hoist)
         if mark in self.whole:
