@@ -755,6 +755,33 @@ for _name in (
         _notice(getattr(jax.errors, _name), "__init__", from_jax=True)
 
 
+def share_executable(have: Any, want: Any) -> None:
+    """Lets one ``jax.stages.Lowered`` compile to what another has compiled to, if that is known.
+
+    There is no public way to tell JAX that two programs are one for the compiler. Without the private
+    attributes the second one is compiled, too. What the text of a program does not say is compared here:
+    which inputs are used (the others are not in the text), and how inputs and outputs are placed.
+    """
+    source, target = getattr(have, "_lowering", None), getattr(want, "_lowering", None)
+    ours, theirs = getattr(source, "compile_args", None), getattr(target, "compile_args", None)
+    executable = getattr(source, "_executable", None)
+    if (
+        executable is not None
+        and ours is not None
+        and theirs is not None
+        and ours.keys() == theirs.keys()
+        and "kept_var_idx" in ours
+        and all(ours[name] == theirs[name] for name in ours if name not in _NOT_COMPARED)
+        and getattr(target, "_executable", executable) is None
+    ):
+        target._executable = executable  # type: ignore[union-attr]
+
+
+# Of the arguments with which JAX compiles: the avals of inputs, which differ in weak types, and the state of
+# symbolic dimensions, which are in the avals.
+_NOT_COMPARED = frozenset({"global_in_avals", "all_args_info", "shape_poly_state"})
+
+
 def explain_reverse_mode(note: str) -> None:
     """Adds a note to JAX's error for a ``while`` loop in reverse mode, from now on.
 

@@ -27,6 +27,7 @@ from loopjit.engine.state import (
 from loopjit.engine.warm import is_concrete, placed_elsewhere
 from loopjit.errors import StrictError
 from loopjit.programs.program import WAITING, Mismatch, current_context, features, make_program
+from loopjit.programs.weak import adopt_executable
 from loopjit.signature.arguments import Layout, nodes_of
 from loopjit.signature.describe import Description
 
@@ -230,6 +231,8 @@ class Job:
             # JAX bakes them; as inputs they would decide where the program runs, or raise.
             raise Mismatch
         entry, fresh = self._entry(trial, found.rules, results.static)
+        if fresh:
+            adopt_executable(entry.program, [e.program for e in state.programs.values()])
         unchanged = self._unchanged(signature, split)
         if found.callbacks and not self.hoist and not self.target.counts.holds:
             seen = signature.seen | split.seen
