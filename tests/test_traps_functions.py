@@ -1704,7 +1704,7 @@ WORLD = {
     "np.random": lambda x: x * np.random.rand(),
     "np.random.default_rng": lambda x: x * np.random.default_rng().random(),
     "random": lambda x: x * random.random(),
-    "time": lambda x: x * time.perf_counter(),
+    "time": lambda x: x * (time.perf_counter_ns() % 1_000_003),  # far apart, also after hours
     "environ": lambda x: x * float(os.environ["LOOPJIT_TRAP"]),
     "getenv": lambda x: x * float(os.getenv("LOOPJIT_TRAP")),
     "globals": lambda x: x * globals()["_world"][0],
@@ -1717,7 +1717,7 @@ WORLD = {
     "local": lambda x: x * _local.scale,
     "contextvar": lambda x: x * _variable.get(),
     "iterator": lambda x: x * next(_iterator),
-    "id": lambda x: x * (id(object()) % 97 + _world[0]),
+    "id": lambda x: x * (id(object()) % 97 + 100.0 * _world[0]),
     "import numpy": _import_numpy,
     "from numpy.random import": _import_from_numpy,
     "import random": _import_random,
