@@ -187,11 +187,15 @@ def inner_jaxprs(value: Any) -> list[Any]:
     return []
 
 
+def calls_host(name: str) -> bool:
+    """Whether a primitive of this name calls a function of the user's when the program runs or compiles."""
+    return "callback" in name or "partitioning" in name
+
+
 def callbacks_of(jaxpr: Any) -> Iterator[Any]:
     """The functions that a program calls on the host; None for one that is not found."""
     for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if ("callback" in name and "debug_print" not in name) or "partitioning" in name:
+        if calls_host(equation.primitive.name):
             callback = equation.params.get("callback")
             yield getattr(callback, "callback_func", callback)
         for inner in inner_jaxprs(equation.params):

@@ -1,10 +1,10 @@
-"""A bounded, thread-safe table that forgets what was used longest ago; a key by identity."""
+"""A bounded, thread-safe table that forgets what was used longest ago; keys by identity."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -76,6 +76,11 @@ class LRU(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._data)
+
+
+def same_objects(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two sequences hold the same objects, in the same order."""
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 class Same:

@@ -217,8 +217,6 @@ class LoopJitted(Generic[P, R]):
         try:
             if any(type(x) is int and not fits(x) for x in jax.tree_util.tree_leaves(args)):
                 return self._plain_jit()(*args, **kwargs)
-            if layout is None:
-                layout = layout_of(args, kwargs, self._options.explicit, Description(hoist=False))
             return self._under_jit(layout, args, kwargs)(*args, **kwargs)
         except Exception as error:
             if note is not None:
@@ -284,7 +282,6 @@ class LoopJitted(Generic[P, R]):
 
     def _jax_jit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function under ``jax.jit``, with the leaves fixed that must be."""
-        explicit = self._options.explicit
         layout = None
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         if not DISABLED and any(rank(leaf) is not None for leaf in leaves):
@@ -292,11 +289,13 @@ class LoopJitted(Generic[P, R]):
                 layout = self._job(args, kwargs).layout()
             except Exception:
                 _log.debug("%s: not analysed", _name(self.__wrapped__), exc_info=True)
-        if layout is None:
-            layout = layout_of(args, kwargs, explicit, Description(hoist=False))
         return self._under_jit(layout, args, kwargs)
 
-    def _under_jit(self, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _under_jit(
+        self, layout: Layout | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if layout is None:
+            layout = layout_of(args, kwargs, self._options.explicit, Description(hoist=False))
         if not layout.all_traced and not (
             not layout.promoted and self._is_jax_static(args, kwargs)
         ):

@@ -175,7 +175,8 @@ class Fast:
             if _is_exact(value):
                 if not spread:
                     self.static = static
-                    self._learn_value(value, entry, call)
+                    calls = self.by_value.setdefault(type(value), {})
+                    _learn(calls, value, self.entries, entry, call)
             elif self.shared and not layout.promoted:
                 # (A program of one function may hold the object itself.)
                 if self.receivers is None:
@@ -184,9 +185,6 @@ class Fast:
                 usage = (job.target.usages or {}).get(static)
                 return self.receivers.learn(used, value, usage)
         return False
-
-    def _learn_value(self, value: Any, entry: Entry, call: Callable[..., Any]) -> None:
-        _learn(self.by_value.setdefault(type(value), {}), value, self.entries, entry, call)
 
 
 class _Several:

@@ -26,6 +26,7 @@ from loopjit.engine.state import (
 )
 from loopjit.engine.warm import is_concrete, placed_elsewhere
 from loopjit.errors import StrictError
+from loopjit.memo import same_objects
 from loopjit.programs.program import WAITING, Mismatch, current_context, features, make_program
 from loopjit.programs.weak import adopt_executable
 from loopjit.signature.arguments import Layout, nodes_of
@@ -270,8 +271,7 @@ class Job:
             split = self.statics.move(state, split)
             hidden, exact = [], self._exact_key([], split)
             old, pinned = pinned, (*now.pinned, *split.pinned)
-            same = len(old) == len(pinned) and all(a is b for a, b in zip(old, pinned, strict=True))
-            if not self.hoist and before is not state and same:
+            if not self.hoist and before is not state and same_objects(old, pinned):
                 # The trace itself changed what is captured (it counts traces, say). That does not
                 # void what was traced before, or two kinds of calls would be traced in turn for ever.
                 state.adopt(before)
@@ -322,12 +322,10 @@ class Job:
         after = signature_of(target.roots, target.options_key, self.hoist, live)
         d = Description(self.hoist, live)
         split.layout.split(self.call.args, self.call.kwargs, d)
-        old, new = [*signature.hidden, *split.hidden], [*after.hidden, *d.hidden]
         return (
             after.key == signature.key
             and tuple(d.out) == split.values
-            and len(old) == len(new)
-            and all(a is b for a, b in zip(old, new, strict=True))
+            and same_objects([*signature.hidden, *split.hidden], [*after.hidden, *d.hidden])
         )
 
 

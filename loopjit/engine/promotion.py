@@ -13,6 +13,7 @@ from loopjit import compat
 from loopjit.engine.call import Call, Split, Trial
 from loopjit.engine.state import Signature, State
 from loopjit.errors import StrictError
+from loopjit.memo import same_objects
 from loopjit.programs.program import current_context, features
 from loopjit.signature.arguments import Layout, Leaf, OnHost, Place, Promoted, Under
 from loopjit.signature.host import is_count, rank
@@ -117,8 +118,7 @@ class Promotion:
             trial is None
             or trial.signature != signature.key
             or trial.split.key != split.key
-            or len(trial.hidden) != len(hidden)
-            or any(a is not b for a, b in zip(trial.hidden, hidden, strict=True))
+            or not same_objects(trial.hidden, hidden)
         ):
             return None
         return trial

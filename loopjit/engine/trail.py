@@ -44,7 +44,7 @@ from jax import tree_util
 
 from loopjit import compat
 from loopjit.engine.state import State, describe_roots
-from loopjit.memo import LRU
+from loopjit.memo import LRU, same_objects
 from loopjit.signature import kinds, plans, trust
 from loopjit.signature.code import Usage, code_info
 from loopjit.signature.describe import Description, custom_rule_parts
@@ -111,9 +111,7 @@ def trail_of_argument(value: Any, usage: Usage, key: Hashable, state: State) -> 
 def _agrees(trail: Check, root: Any, d: Description) -> bool:
     """Whether a trail holds, and finds the arrays that the description has found."""
     found = trail(root)
-    if found is None or d.pinned or len(found) != len(d.hidden):
-        return False
-    return all(a is b for a, b in zip(found, d.hidden, strict=True))
+    return found is not None and not d.pinned and same_objects(found, d.hidden)
 
 
 def _write(state: State, walk: Callable[[_Writer], None]) -> Check | None:

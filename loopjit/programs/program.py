@@ -142,7 +142,7 @@ def features(jaxpr: Any) -> Features:
         for equation in current.eqns:
             name = equation.primitive.name
             whiles += name == "while"
-            callbacks = callbacks or "callback" in name or "partitioning" in name
+            callbacks = callbacks or compat.calls_host(name)
             if name in _RULES:
                 rule = _RULES[name](equation.params)
                 rules = rules or rule is None or not all(map(_own_rule, rule.functions))

@@ -42,16 +42,16 @@ def line_here(inside: CodeType) -> str | None:
     return _innermost(frames[::-1])
 
 
-Place = tuple[FrameType, int, int]  # a frame, its instruction and its line
+Spot = tuple[FrameType, int, int]  # a frame, its instruction and its line
 
 
-def _walk(traceback: TracebackType | None) -> Iterator[Place]:
+def _walk(traceback: TracebackType | None) -> Iterator[Spot]:
     while traceback is not None:
         yield traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno
         traceback = traceback.tb_next
 
 
-def _innermost(frames: list[Place]) -> str | None:
+def _innermost(frames: list[Spot]) -> str | None:
     mine = [at for at in frames if is_users(at[0])]
     # A library's line says less than the line that calls the library.
     own = [at for at in mine if not at[0].f_code.co_filename.startswith(_INSTALLED)]
