@@ -1277,6 +1277,12 @@ def test_a_static_array_beside_captured_ones():
             with warned():
                 same_values(loop_jit(f)(X, n, fun), f(X, n, fun))
                 same_values(loop_jit(g)(X, {"fun": fun, "n": n}), g(X, {"fun": fun, "n": n}))
+    n, fun = jnp.int32(2), make(jnp.float32(9.0))
+    with counting() as counts:
+        outs = loop_jit(f)(X, n, fun), loop_jit(g)(X, {"fun": fun, "n": n})
+    assert (counts.compiles, counts.traces) == (0, 0)  # the array of a function is an input still
+    for out in outs:
+        same_values(out, X[:2] * 9.0 + 2)
 
 
 def test_an_array_keeps_the_rules_of_jax_where_its_own_value_is_enough():
@@ -1346,8 +1352,8 @@ def test_a_trip_count_and_a_captured_tracer():
 
     for n in (3, np.int32(3), jnp.int32(3)):
         with warned():
-            assert float(loss(2.0, n)) == 12.0
-            assert float(jax.grad(loss)(2.0, n)) == 18.0
+            assert float(loss(jnp.float32(2.0), n)) == 12.0
+            assert float(jax.grad(loss)(jnp.float32(2.0), n)) == 18.0
 
 
 def test_a_keyword_that_was_left_out_as_the_default():
@@ -1407,6 +1413,29 @@ def test_constants_that_no_traced_int_can_meet():
     )
     for f in cases:
         same_values(loop_jit(f)(X, 5), f(X, 5))
+
+
+def test_signed_zeros_are_not_the_default():
+    f = loop_jit(lambda x, k=0.0, *, m=0.0: jnp.stack([x * k, x * m]))
+    for _ in range(2):
+        for k, m in ((0.0, 0.0), (-0.0, 0.0), (0.0, -0.0), (-0.0, -0.0)):
+            signs = np.signbit(f(jnp.float32(1.0), k, m=m))
+            assert list(signs) == [np.signbit(k), np.signbit(m)]
+
+
+def test_several_static_values_by_type():
+    """Warm, so that the shortest way is taken: equal values of other types are other programs."""
+
+    def f(x, flag, n):
+        return (x if flag else -x) * len([0] * n), flag, n
+
+    g = loop_jit(f)
+    for _ in range(3):
+        for flag, n in ((1, 1), (True, 1), (1, True), (True, True), (False, 0), (0, 0)):
+            for _ in range(2):
+                got, want = g(X, flag, n), jax.jit(lambda x, flag=flag, n=n: f(x, flag, n))(X)
+                assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)
+                same_values(got, want)
 
 
 def test_many_flags():

@@ -2035,6 +2035,26 @@ def test_an_equal_object_in_the_place_of_a_captured_one():
     assert (first.calls, second.calls) == ([1.0], [2.0, 3.0])
 
 
+def test_an_equal_list_in_the_place_of_one_that_a_callback_holds():
+    box = types.SimpleNamespace(log=[])
+    first = box.log
+
+    @loop_jit
+    def f(x):
+        log = box.log
+        jax.debug.callback(lambda v: log.append(float(v)), x)
+        return x
+
+    f(jnp.float32(1.0))
+    jax.effects_barrier()
+    assert first == [1.0]
+    first.clear()
+    box.log = second = []
+    f(jnp.float32(2.0))
+    jax.effects_barrier()
+    assert (first, second) == ([], [2.0])
+
+
 @dataclasses.dataclass
 class Settings:
     factor: float = 2.0
