@@ -830,6 +830,27 @@ def replace_jaxpr(jaxpr: Any, *, invars: list[Any], eqns: list[Any]) -> Any:
     return jaxpr.replace(invars=invars, eqns=eqns, debug_info=debug)
 
 
+def count_inputs(effects: Any) -> bool:
+    """Whether effects on inputs say which one by its number. (Since 0.10 they say it by the variable.)"""
+    return any(type(getattr(effect, "input", None)) is int for effect in effects)
+
+
+def more_scan_consts(ft_in: Any, more: int) -> Any | None:
+    """The operands of a scan (its consts, its carry, what it scans over), since 0.12, with consts in front.
+
+    Without the private classes, or if they are not as we know them, None: the scan is left as it is.
+    """
+    try:
+        consts, carry, xs = ft_in.unpack()
+        parts = [FTSingleton(None) for _ in range(more)]  # type: ignore[misc]
+        parts += getattr(consts, "elts", [consts]) if type(consts) is FTTuple else [consts]
+        grown = FTTuple(FTTuple(*parts), carry, xs)  # type: ignore[misc]
+        sizes = [len(part) for part in grown.unpack()]
+    except Exception:
+        return None
+    return grown if sizes == [more + len(consts), len(carry), len(xs)] else None
+
+
 # What `jax.jit` has in the place of a sharding that nobody asked for.
 UNSPECIFIED: Any = find_private("jax._src.sharding_impls.UNSPECIFIED") or find_private(
     "jax._src.named_sharding.UNSPECIFIED"

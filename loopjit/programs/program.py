@@ -18,7 +18,7 @@ from jax import tree_util
 
 from loopjit import compat
 from loopjit.programs.canonical import Canonicalizer, Uninternable
-from loopjit.programs.consts import lift_consts
+from loopjit.programs.consts import lift
 from loopjit.programs.intern import Canonical, Interner
 
 PyTreeDef = Any
@@ -35,18 +35,20 @@ class Traced(NamedTuple):
       jaxpr: open; its inputs are ``consts`` followed by the leaves of the arguments.
       consts: arrays (and tracers) that the function closed over.
       out_tree: of the result.
+      deep: some of the arrays were captured by functions that are called in a loop or a branch.
     """
 
     jaxpr: Any
     consts: list[Any]
     out_tree: PyTreeDef
+    deep: bool = False
 
 
 def trace(fun: Callable[..., Any], args: Sequence[Any]) -> Traced:
     """Traces ``fun``. ``make_jaxpr``, because ``jit(f).trace()`` hides closed-over tracers."""
     closed, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
-    jaxpr, consts = lift_consts(*compat.open_jaxpr(closed))
-    return Traced(jaxpr, consts, tree_util.tree_structure(shape))
+    jaxpr, consts, deep = lift(*compat.open_jaxpr(closed))
+    return Traced(jaxpr, consts, tree_util.tree_structure(shape), deep)
 
 
 def same_program(traced: Traced, hidden: Sequence[Any], other: Traced) -> bool:
@@ -85,9 +87,13 @@ def same_program(traced: Traced, hidden: Sequence[Any], other: Traced) -> bool:
     )
     try:
         canonicalizer = Canonicalizer("exec")
-        return canonicalizer.key(left) == canonicalizer.key(right)
+        if canonicalizer.key(left) == canonicalizer.key(right):
+            return True
+        exact = not other.deep
     except Uninternable:
-        return _skeleton(left) == _skeleton(right)
+        exact = False
+    # The operands of a loop come in another order when JAX finds tracers in it.
+    return not exact and _skeleton(left) == _skeleton(right)
 
 
 def _skeleton(jaxpr: Any) -> list[Any]:
