@@ -110,9 +110,11 @@ FIELD_TYPES: frozenset[type] = _find_types(
 #                  (FTDict and FTStatic are left out: they hold anything)
 #   _FlatCallback  a callback and the tree of its arguments
 #   Format         a layout and a sharding
+#   TypedNdArray   the value of a literal, mostly a view of NumPy memory (without it all of it is the user's)
 HashableArray: type | None = find_private("jax._src.hashable_array.HashableArray")
 FlatCallback: type | None = find_private("jax._src.callback._FlatCallback")
 Format: type | None = find_private("jax._src.layout.Format")
+TypedNdArray: type | None = find_private("jax._src.literals.TypedNdArray")
 FTTuple: type | None = find_private("jax._src.flattree.FTTuple")
 FTPyTree: type | None = find_private("jax._src.flattree.FTPyTree")
 FTSingleton: type | None = find_private("jax._src.flattree.FTSingleton")
@@ -132,6 +134,7 @@ PLAIN_EFFECTS: frozenset[type] = _find_types(
     "jax._src.callback.OrderedIOEffect",
     "jax._src.debugging.DebugEffect",
     "jax._src.debugging.OrderedDebugEffect",
+    "jax._src.lax.lax.NoDCEEffect",
 )
 # Effects on one input: their `input` is a variable or a position.
 INPUT_EFFECTS: frozenset[type] = _find_types(
@@ -192,12 +195,17 @@ def calls_host(name: str) -> bool:
     return "callback" in name or "partitioning" in name
 
 
+def callback_of(equation: Any) -> Any:
+    """The function that an equation calls on the host, or None."""
+    callback = equation.params.get("callback")
+    return getattr(callback, "callback_func", callback)
+
+
 def callbacks_of(jaxpr: Any) -> Iterator[Any]:
     """The functions that a program calls on the host; None for one that is not found."""
     for equation in jaxpr.eqns:
         if calls_host(equation.primitive.name):
-            callback = equation.params.get("callback")
-            yield getattr(callback, "callback_func", callback)
+            yield callback_of(equation)
         for inner in inner_jaxprs(equation.params):
             yield from callbacks_of(inner)
 

@@ -24,7 +24,8 @@ class LRU(Generic[K, V]):
         self.maxsize = maxsize
         self.evicted = 0
         self._data: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection while it is held may run a finalizer that comes back here.
+        self._lock = threading.RLock()
         self.peek: Callable[[K], V | None] = self._data.get
 
     def get(self, key: K) -> V | None:
@@ -37,13 +38,15 @@ class LRU(Generic[K, V]):
 
     def put(self, key: K, value: V) -> V:
         """Stores ``value`` unless the key is there already; returns what is stored."""
+        evicted = []
         with self._lock:
             there = self._data.setdefault(key, value)
             self._data.move_to_end(key)
             while len(self._data) > self.maxsize:
-                self._data.popitem(last=False)
+                evicted.append(self._data.popitem(last=False))
                 self.evicted += 1
-            return there
+        del evicted  # outside of the lock: this may free objects of the user
+        return there
 
     def replace(self, key: K, value: V) -> V:
         """Stores ``value`` in the place of whatever is there."""
@@ -55,6 +58,10 @@ class LRU(Generic[K, V]):
         """Forgets one key."""
         with self._lock:
             self._data.pop(key, None)
+
+    def limit(self, maxsize: int) -> None:
+        """Sets how many values are kept at most, from the next new one on."""
+        self.maxsize = maxsize
 
     def pop_oldest(self) -> None:
         """Forgets what was used longest ago."""

@@ -1152,6 +1152,33 @@ def test_callbacks_that_capture_nothing_may_be_equal():
         assert keys.key(trace(make())) != keys.key(trace(make()))
 
 
+def test_the_callbacks_of_a_program():
+    def one(x):
+        return x
+
+    def two(x):
+        return x
+
+    def both(x):
+        def body(c):
+            return jax.pure_callback(two, jax.ShapeDtypeStruct((3,), jnp.float32), c)
+
+        x = jax.pure_callback(one, jax.ShapeDtypeStruct((3,), jnp.float32), x)
+        return lax.while_loop(lambda c: c[0] < 0, lambda c: jax.jit(body)(c), x)
+
+    keys = Canonicalizer("exec")
+    assert keys.key(trace(both)).callbacks == (one, two)
+    assert keys.key(trace(lambda x: x + 1)).callbacks == ()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_marks_are_nothing_but_themselves(mode):
+    keys, mark = Canonicalizer(mode), object()
+    key = keys.key(with_parameters(value=(mark,)))
+    assert key == keys.key(with_parameters(value=(mark,)))
+    assert key != keys.key(with_parameters(value=(object(),)))
+
+
 def test_the_arguments_of_callbacks():
     callback = lambda tree: np.ones(3, np.float32)
     result = jax.ShapeDtypeStruct((3,), jnp.float32)

@@ -102,10 +102,61 @@ def test_literals_are_owned(nested):
     assert interner.intern(trace(lambda x: function(x))) is canonical
 
 
+HELD = {
+    "array": lambda: [np.array(2.0, np.float32)] * 2,
+    "view": lambda: [a := np.full(3, 2.0, np.float32)[:1].reshape(()), a],
+    "array of the view": lambda: [(a := np.full((), 2.0, np.float32))[...], a],
+    "memory": lambda: [
+        np.frombuffer(m := bytearray(np.float32(2.0).tobytes()), "f4")[0:1].reshape(()),
+        m,
+    ],
+    "memoryview": lambda: [a := np.array(2.0, np.float32), memoryview(a)],
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_literals_that_somebody_else_holds_are_copied(held):
+    def traced():
+        literal, holder = HELD[held]()
+        return trace(lambda x: x * literal), holder
+
+    jaxpr, holder = traced()
+    canonical = Interner("exec").intern(jaxpr)
+    assert canonical.jaxpr is not jaxpr
+    np.frombuffer(holder, np.float32)[...] = 5.0
+    np.testing.assert_array_equal(run(canonical, jnp.ones(3)), np.full(3, 2.0))
+
+
+def test_literals_that_nobody_else_holds_stay_where_they_are():
+    jaxpr = trace(
+        lambda x: jnp.where(x > 0.5, x * 3.21, np.float32(2.0)) + np.array(4.0, np.float32)
+    )
+    assert Interner("exec").intern(jaxpr).jaxpr is jaxpr
+
+
+def test_programs_that_are_not_wanted():
+    interner = Interner("exec", accepts=lambda key: key.equations < 2)
+    assert interner.intern(times(1.5)) is not None
+    assert interner.intern(trace(lambda x: x * 2.0 + 1.0)) is None
+    assert interner.info().size == 1
+
+
+def test_another_bound():
+    interner = Interner("full")
+    for factor in (1.5, 2.5, 3.5):
+        interner.intern(times(factor))
+    interner.limit(2)
+    newest = interner.intern(times(4.5))
+    assert interner.info().size == 2
+    assert interner.intern(times(4.5)) is newest
+
+
 def test_owning_literals_keeps_types_and_sharing():
+    two, three = np.array(2, np.float32), np.array(3.0, np.float32)
+
     def shared(x):
-        inner = jax.jit(lambda y: y * np.array(2, np.float32))
-        return inner(inner(x)) * np.array(3.0, np.float32)
+        inner = jax.jit(lambda y: y * two)
+        return inner(inner(x)) * three
 
     jaxpr = trace(shared)
     canonical = Interner("full").intern(jaxpr)

@@ -8,6 +8,28 @@ import pytest
 from loopjit.memo import LRU
 
 
+def test_another_bound():
+    table = LRU(50)
+    for i in range(9):
+        table.put(i, i)
+    table.limit(3)
+    table.put(9, 9)
+    assert table.values() == [7, 8, 9]
+
+
+def test_freeing_a_value_may_come_back():
+    """What a value does when it dies, in a garbage collection or not, may need the same table."""
+    table, seen = LRU(1), []
+
+    class Value:
+        def __del__(self):
+            seen.append(table.put("again", 1))
+
+    table.put("a", Value())
+    table.put("b", 2)
+    assert seen == [1]
+
+
 def test_get_and_put():
     table = LRU(3)
     assert table.get("a") is None and table.peek("a") is None

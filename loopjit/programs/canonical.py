@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import struct
+import sys
 import threading
 import types
 import weakref
@@ -46,15 +47,23 @@ class Key:
         owned: no NumPy literal lies below, so that nothing here can be changed from outside.
         settled: computing the key again would give the same: below are neither NumPy literals,
             whose content may change, nor functions, whose captures may.
+        callbacks: the functions that the program calls on the host; None for one that is not found.
     """
 
-    __slots__ = ("__weakref__", "_hash", "equations", "owned", "parts", "settled")
+    __slots__ = ("__weakref__", "_hash", "callbacks", "equations", "owned", "parts", "settled")
 
     def __init__(
-        self, parts: tuple[Any, ...], equations: int, *, owned: bool, settled: bool
+        self,
+        parts: tuple[Any, ...],
+        equations: int,
+        callbacks: tuple[Any, ...],
+        *,
+        owned: bool,
+        settled: bool,
     ) -> None:
         self.parts = parts
         self.equations = equations
+        self.callbacks = callbacks
         self.owned = owned
         self.settled = settled
         self._hash = hash(parts)  # raises TypeError when something unhashable has slipped in
@@ -76,7 +85,7 @@ class _Plan:
     It stands in the key for the primitive (compared by identity) and for the names.
     """
 
-    __slots__ = ("counted", "ignored", "primitive", "rule", "size")
+    __slots__ = ("calls_host", "counted", "ignored", "primitive", "rule", "size")
 
     def __init__(self, primitive: Any, names: frozenset[str], mode: Mode) -> None:
         # Primitives are compared by identity; one that defines `__eq__` (hijax) could lie.
@@ -90,8 +99,9 @@ class _Plan:
             ignored = (*ignored, *parameters)
         if mode == "exec":
             self.rule = None
-            ignored = (*ignored, *_TRANSFORM_ONLY.get(name, ()))
+            ignored = (*ignored, *TRANSFORM_ONLY.get(name, ()))
         self.primitive = primitive
+        self.calls_host = compat.calls_host(name)
         self.size = len(names)
         self.ignored = names.intersection(ignored)
         self.counted = tuple(sorted(names.difference(ignored)))
@@ -188,13 +198,31 @@ _NAMES: dict[str, tuple[str, ...]] = {"jit": ("name",), "pjit": ("name",)}
 
 # Parameters that lowering does not read (their lowering rules were read in 0.10.2 and 0.12.0.1).
 # What is behind a thunk (see _RULES) is left out as well.
-_TRANSFORM_ONLY: dict[str, tuple[str, ...]] = {
+TRANSFORM_ONLY: dict[str, tuple[str, ...]] = {
     "custom_jvp_call": ("symbolic_zeros",),
     "custom_vjp_call": ("symbolic_zeros",),
+    "reduce": ("computation",),  # the function that `jaxpr` was traced from
 }
 
 _MAX_LITERAL = 1024
 _pack = struct.Struct("<d").pack
+
+
+def _references(view: Any) -> int:
+    return sys.getrefcount(view.base)
+
+
+_PRIVATE = _references(np.array(1.0).view())
+
+
+def _is_private(literal: Any) -> bool:
+    """Whether nobody but JAX's view holds the memory of a literal, as with those made of Python numbers."""
+    base = literal.base
+    if type(literal) is not compat.TypedNdArray or type(base) is not np.ndarray:
+        return False
+    owns = base.flags.owndata
+    del base
+    return owns and _references(literal) <= _PRIVATE
 
 
 class _Unsure(Exception):
@@ -204,12 +232,13 @@ class _Unsure(Exception):
 class _Walk:
     """One pass over one jaxpr (nested ones get their own)."""
 
-    __slots__ = ("_memo", "equations", "owned", "owner", "settled")
+    __slots__ = ("_memo", "callbacks", "equations", "owned", "owner", "settled")
 
     def __init__(self, owner: Canonicalizer, memo: dict[int, Key]) -> None:
         self.owner = owner
         self._memo = memo
         self.equations = 0
+        self.callbacks: list[Any] = []
         self.owned = True
         self.settled = True
 
@@ -261,6 +290,8 @@ class _Walk:
                 push(value_key(value) if handler is None else handler(self, value))
             if plan.rule is not None:
                 push(plan.rule(self, params))
+            if plan.calls_host:
+                self.callbacks.append(compat.callback_of(equation))
             ins = equation.invars
             push(len(ins))
             for atom in ins:
@@ -285,7 +316,13 @@ class _Walk:
             else:
                 push(numbers[atom])
         push(self.effects(jaxpr.effects, numbers) if jaxpr.effects else None)
-        return Key(tuple(parts), self.equations, owned=self.owned, settled=self.settled)
+        return Key(
+            tuple(parts),
+            self.equations,
+            tuple(self.callbacks),
+            owned=self.owned,
+            settled=self.settled,
+        )
 
     def aval(self, aval: Any) -> Hashable:
         kind = type(aval)
@@ -318,9 +355,10 @@ class _Walk:
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             if value.size > _MAX_LITERAL:
                 raise Uninternable("a large NumPy literal")
-            # A view of an array that the user may write to: do not remember this key, and let the
-            # table own a copy.
-            self.owned = self.settled = False
+            # Mostly a view, and of an array that the user may write to, unless nobody else holds that: else
+            # do not remember this key, and let the table own a copy.
+            if not _is_private(value):
+                self.owned = self.settled = False
             weak = getattr(value, "weak_type", None)
             return (kind, value.tobytes(), value.shape, dtype, weak, aval)
         # Also a jax.Array: its buffer may be shared with NumPy memory that changes.
@@ -350,6 +388,7 @@ class _Walk:
         is_open = type(closed) is compat.Jaxpr
         key = self.owner.key_of(closed if is_open else closed.jaxpr, self._memo)
         self.equations += key.equations
+        self.callbacks += key.callbacks
         self.owned &= key.owned
         self.settled &= key.settled
         return (key, is_open)
@@ -589,18 +628,22 @@ def _callback_function(walk: _Walk, function: Any) -> Hashable:
     # share everything that may change meanwhile: the same globals, no cells and no default values.
     rule_key = walk.owner.rule_key
     walk.settled = False
-    if (
-        rule_key is not None
-        and type(function) is types.FunctionType
-        and function.__closure__ is None
-        and function.__defaults__ is None
-        and function.__kwdefaults__ is None
-        and not function.__dict__
-    ):
+    if rule_key is not None and captures_nothing(function):
         key = rule_key(function)
         if key is not None:
             return ("callback", key, Same(function.__globals__))
     return Same(function)
+
+
+def captures_nothing(function: Any) -> bool:
+    """Whether a function has neither cells nor default values nor attributes."""
+    return (
+        type(function) is types.FunctionType
+        and function.__closure__ is None
+        and function.__defaults__ is None
+        and function.__kwdefaults__ is None
+        and not function.__dict__
+    )
 
 
 def _jaxpr(walk: _Walk, value: Any) -> Hashable:
@@ -622,6 +665,7 @@ _HANDLERS: dict[type, _Handler] = {
     types.BuiltinFunctionType: _function,
     types.MethodType: _method,
     np.ufunc: _same,
+    object: _same,  # a mark that is nothing but itself
     _JITTED: _function,
     compat.Jaxpr: _jaxpr,
     compat.ClosedJaxpr: _jaxpr,

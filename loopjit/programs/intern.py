@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,15 +27,17 @@ class Canonical:
         jaxpr: an open jaxpr without consts; its NumPy literals are copies that nobody can change.
         serial: a number that no other canonical program has or will have.
         equations: how many equations it has, nested ones included.
+        calls_host: whether it calls functions of the user's while it runs.
         programs: a place for the dispatch layer to keep what it compiled from it.
     """
 
-    __slots__ = ("__weakref__", "equations", "jaxpr", "programs", "serial")
+    __slots__ = ("__weakref__", "calls_host", "equations", "jaxpr", "programs", "serial")
 
-    def __init__(self, jaxpr: Any, equations: int) -> None:
+    def __init__(self, jaxpr: Any, key: Key) -> None:
         self.jaxpr = jaxpr
         self.serial = next(_serials)
-        self.equations = equations
+        self.equations = key.equations
+        self.calls_host = bool(key.callbacks)
         self.programs: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
@@ -63,6 +66,7 @@ class Interner:
         max_equations: how many equations they may have together. A program that has more alone is
             refused.
         rule_key: see `Canonicalizer`.
+        accepts: asked for each key whether such a program may be kept.
     """
 
     def __init__(
@@ -72,10 +76,12 @@ class Interner:
         max_entries: int = 4096,
         max_equations: int = 1_000_000,
         rule_key: RuleKey | None = None,
+        accepts: Callable[[Key], bool] | None = None,
     ) -> None:
         if max_entries < 1 or max_equations < 1:
             raise ValueError("an Interner keeps at least one program of one equation")
         self._canonicalizer = Canonicalizer(mode, rule_key)
+        self._accepts = accepts
         self._max_entries = max_entries
         self._max_equations = max_equations
         self._table: OrderedDict[Key, Canonical] = OrderedDict()
@@ -100,15 +106,21 @@ class Interner:
                 return canonical
             if key.equations > self._max_equations:
                 raise Uninternable("too many equations")
+            if self._accepts is not None and not self._accepts(key):
+                raise Uninternable("not wanted")
             if not key.owned:
                 # The key of the copy, not of the original, which may have changed in between.
                 jaxpr = own_literals(jaxpr)
                 key = self._canonicalizer.key(jaxpr)
-            return self._insert(key, Canonical(jaxpr, key.equations))
+            return self._insert(key, Canonical(jaxpr, key))
         except Uninternable:
             with self._lock:
                 self._refused += 1
             return None
+
+    def limit(self, max_entries: int) -> None:
+        """Sets how many programs are kept at most, from the next new one on."""
+        self._max_entries = max_entries
 
     def clear(self) -> None:
         """Forgets all programs, and sets the counters to zero."""
