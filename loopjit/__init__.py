@@ -11,6 +11,11 @@ from loopjit.errors import (
     LoopJitWarning as LoopJitWarning,
     StrictError as StrictError,
 )
+from loopjit.install import (
+    install as install,
+    installed as installed,
+    uninstall as uninstall,
+)
 from loopjit.statics.report import LeafInfo as LeafInfo
 from loopjit.transform import LoopJitted as LoopJitted, loop_jit as loop_jit
 

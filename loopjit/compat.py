@@ -11,16 +11,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
+import re
 import sys
 import threading
 import types
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core.primitives
 import jax.interpreters.ad
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core as jax_core
 
 # --------------------------------------------------------------------------------------------------
@@ -175,6 +179,13 @@ def open_jaxpr(closed: Any) -> tuple[Any, list[Any]]:
 def close_jaxpr(jaxpr: Any) -> Any:
     """A closed jaxpr around an open one without constvars."""
     return jaxpr if JAXPR_CARRIES_CONSTS else ClosedJaxpr(jaxpr, ())
+
+
+def close_jaxpr_anew(jaxpr: Any) -> Any:
+    """A closed jaxpr that is an object of its own, around an open one without constvars."""
+    if JAXPR_CARRIES_CONSTS:
+        return jaxpr.replace(debug_info=jaxpr.debug_info)
+    return ClosedJaxpr(jaxpr, ())
 
 
 def inner_jaxprs(value: Any) -> list[Any]:
@@ -559,7 +570,14 @@ _EXTRA_STATES = (
     "jax_enable_checks",
 )
 # Modes under which loopjit steps aside: JAX runs the function op by op, or looks at each value.
-_BYPASS_STATES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks")
+# (Profile-guided optimization keeps a profile for each jaxpr.)
+_BYPASS_STATES = (
+    "jax_disable_jit",
+    "jax_debug_nans",
+    "jax_debug_infs",
+    "jax_check_tracer_leaks",
+    "jax_enable_pgle",
+)
 
 _EXTRA = [name for name in _EXTRA_STATES if hasattr(jax.config, name)]
 _BYPASS = [name for name in _BYPASS_STATES if hasattr(jax.config, name)]
@@ -863,3 +881,287 @@ def more_scan_consts(ft_in: Any, more: int) -> Any | None:
 UNSPECIFIED: Any = find_private("jax._src.sharding_impls.UNSPECIFIED") or find_private(
     "jax._src.named_sharding.UNSPECIFIED"
 )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Hooks: where JAX itself runs programs
+# ---------------------------------------------------------------------------------------------------
+
+# Primitives that hold jaxprs and are compiled when they are called op by op. Public. (`custom_linear_solve`,
+# `checkpoint`, `custom_jvp_call` ... are evaluated: what is inside of them is called op by op in turn.)
+EAGER_PRIMITIVES: tuple[Any, ...] = tuple(
+    getattr(jax_core.primitives, name)
+    for name in ("while_p", "scan_p", "cond_p", "reduce_p", "reduce_window_p")
+    if hasattr(jax_core.primitives, name)
+)
+
+
+_VERSIONS = ((0, 10), (0, 13))  # from the first to before the second: the sources that were read
+
+
+def unknown_in_loops() -> str | None:
+    """What is not as we know it about loops that are called op by op; None if all is."""
+    version = tuple([int(part) for part in re.findall(r"\d+", jax.__version__)[:2]])
+    if not _VERSIONS[0] <= version < _VERSIONS[1]:
+        return f"jax {jax.__version__} is not one of those that loopjit was made for"
+    for name in ("while_p", "scan_p", "cond_p"):
+        primitive = getattr(jax_core.primitives, name, None)
+        if not callable(getattr(primitive, "impl", None)) or not hasattr(primitive, "def_impl"):
+            return f"jax.extend.core.primitives.{name} is not there, or has no impl rule"
+    return None
+
+
+def compiles_op_by_op(primitive: Any) -> bool:
+    """Whether the impl rule of a primitive is JAX's usual one: compile it alone, and run it."""
+    rule = primitive.impl
+    return (
+        isinstance(rule, functools.partial)
+        and getattr(rule.func, "__name__", None) == "apply_primitive"
+        and rule.args == (primitive,)
+    )
+
+
+# The one function through which every program of `jax.jit` goes that JAX's C++ dispatch does not know yet:
+# called at top level, by `jit_p`'s impl rule, by impl rules of other primitives, by libraries that bound
+# `jax.jit` long ago. It gets the traced program and the arguments, compiles, and runs. There is no public
+# place like it: `jit_p`'s impl rule is not asked at top level. Without it only loops are shared.
+_PJIT = "jax._src.pjit"
+_RUNNER = "_pjit_call_impl_python"
+_RUNNER_PARAMETERS = frozenset(
+    "jaxpr in_shardings out_shardings in_layouts out_layouts donated_invars ctx_mesh name keep_unused "
+    "inline compiler_options_kvs".split()
+)
+
+
+def unknown_in_jit() -> str | None:
+    """What is not as we know it about the way in which ``jax.jit`` runs programs; None if all is."""
+    module = sys.modules.get(_PJIT)
+    runner = getattr(module, _RUNNER, None)
+    if not callable(runner):
+        return f"{_PJIT}.{_RUNNER} is not there"
+    try:
+        parameters = inspect.signature(runner).parameters.values()
+    except (TypeError, ValueError):
+        return f"{_PJIT}.{_RUNNER} has no signature"
+    kinds = {p.kind for p in parameters if p.name not in _RUNNER_PARAMETERS}
+    if (
+        kinds != {inspect.Parameter.VAR_POSITIONAL}
+        or len(parameters) != len(_RUNNER_PARAMETERS) + 1
+    ):
+        return f"{_PJIT}.{_RUNNER} takes other parameters"
+    callers = [getattr(module, name, None) for name in ("_run_python_pjit", "_pjit_call_impl")]
+    if not all(_mentions(getattr(caller, "__code__", None), _RUNNER) for caller in callers):
+        return f"{_PJIT}.{_RUNNER} is called from elsewhere"
+    needed = (_shard_argument, _is_default_layout, UNSPECIFIED, ArrayImpl)
+    if any(value is None for value in needed):
+        return "arrays are placed in another way"
+    return None
+
+
+def _mentions(code: Any, name: str) -> bool:
+    """Whether a function, or one inside of it, looks up a global name."""
+    return isinstance(code, types.CodeType) and (
+        name in code.co_names or any(_mentions(inner, name) for inner in code.co_consts)
+    )
+
+
+def get_runner() -> Callable[..., Any]:
+    """What runs the programs of ``jax.jit``: ``runner(*args, jaxpr=..., name=..., ...)``."""
+    return getattr(sys.modules[_PJIT], _RUNNER)
+
+
+def set_runner(runner: Callable[..., Any]) -> None:
+    """Puts another function in the place of the one that runs the programs of ``jax.jit``."""
+    setattr(sys.modules[_PJIT], _RUNNER, runner)
+
+
+# The file that defines the functions with which JAX runs single primitives. It remembers them for good, so
+# that there is nothing to find again. Without it they take up places in the table.
+_APPLY: Any = getattr(find_private("jax._src.dispatch.apply_primitive"), "__code__", None)
+
+
+def is_single_primitive(jaxpr: Any) -> bool:
+    """Whether a program is what JAX makes of one primitive without jaxprs, to run it op by op."""
+    source = getattr(jaxpr.debug_info, "func_src_info", None) or ""
+    if _APPLY is None or not source.rpartition(":")[0].endswith(f" at {_APPLY.co_filename}"):
+        return False
+    return not any(inner_jaxprs(equation.params) for equation in jaxpr.eqns)
+
+
+# How JAX places an argument for an executable.
+_shard_argument: Any = find_private("jax._src.interpreters.pxla.cc_shard_arg")
+
+# Whether an array lies in memory as JAX lays it down by itself.
+_is_default_layout: Any = find_private("jax._src.interpreters.pxla.is_default_layout")
+
+
+def run_with_consts(
+    runner: Callable[..., Any], consts: Sequence[Any], args: Sequence[Any], params: dict[str, Any]
+) -> Any:
+    """Runs a program of ``jax.jit`` that takes some constants before its arguments.
+
+    Args:
+        runner: see `get_runner`.
+        consts: arrays.
+        args: the arguments.
+        params: of the program; those that have one value for each input lack the values for ``consts``.
+    """
+    count = len(consts)
+    out, executable, profiler, const_args = runner(
+        *consts,
+        *args,
+        **{
+            **params,
+            "in_shardings": (*[UNSPECIFIED] * count, *params["in_shardings"]),
+            "in_layouts": (*[None] * count, *params["in_layouts"]),
+            "donated_invars": (*[False] * count, *params["donated_invars"]),
+        },
+    )
+    # JAX's dispatch knows inputs that are constants: it puts them before the arguments of each call.
+    try:
+        const_args = [*const_args, *_placed(executable, consts)]
+    except Exception:  # an executable of another kind: JAX asks again at each call
+        executable = None
+    return out, executable, profiler, const_args
+
+
+def _placed(executable: Any, consts: Sequence[Any]) -> list[Any]:
+    """Consts where an executable wants them; it has no place for those that are not used."""
+    used, places = executable._kept_var_idx, iter(executable._in_shardings)
+    layouts = iter(executable._dispatch_in_layouts)
+    return [
+        _shard_argument(const, next(places), next(layouts)) if i in used else const
+        for i, const in enumerate(consts)
+    ]
+
+
+def donates_in_vain(params: dict[str, Any]) -> bool:
+    """Whether a program of ``jax.jit`` is given a buffer for which it has no use: JAX warns as it lowers it.
+
+    Args:
+        params: its parameters, see `get_runner`.
+    """
+    if not any(params["donated_invars"]):
+        return False
+    jaxpr = params["jaxpr"]
+    given = [a for a, d in zip(jaxpr.in_avals, params["donated_invars"], strict=True) if d]
+    wanted, offered = (
+        Counter([(getattr(aval, "shape", None), getattr(aval, "dtype", None)) for aval in avals])
+        for avals in (jaxpr.out_avals, given)
+    )
+    return not offered <= wanted
+
+
+def only_device(args: Sequence[Any], params: dict[str, Any]) -> Any | None:
+    """The device on which a program of ``jax.jit`` is going to run.
+
+    Args:
+        args: its arguments.
+        params: its parameters, see `get_runner`.
+
+    Returns:
+        None if there are several, if arrays are distributed by a mesh (also by one of one device: the results
+        say so), or if we cannot tell.
+    """
+    shardings = [*params["in_shardings"], *params["out_shardings"]]
+    shardings = [sharding for sharding in shardings if sharding is not UNSPECIFIED]
+    arrays = [arg for arg in args if isinstance(arg, jax.Array)]
+    shardings += [a.sharding for a in arrays if a.committed or len(a.sharding.device_set) > 1]
+    if not params["ctx_mesh"].empty:
+        return None
+    if any(type(sharding) is not jax.sharding.SingleDeviceSharding for sharding in shardings):
+        return None
+    devices = {device for sharding in shardings for device in sharding.device_set}
+    return default_device() if not devices else devices.pop() if len(devices) == 1 else None
+
+
+def default_device() -> Any:
+    """Where JAX runs what nothing else is said about."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if device is None or isinstance(device, str):
+        return jax.devices(device)[0] if device else jax.local_devices()[0]
+    return device
+
+
+def distributes(jaxpr: Any) -> bool:
+    """Whether a program says itself how arrays are distributed. Then XLA decides it for its inputs, too."""
+    if any(not _mesh_of(var.aval).empty for var in jaxpr.invars):
+        return True
+    for equation in jaxpr.eqns:
+        params = equation.params
+        if _places(equation.primitive.name):
+            return True
+        given = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+        if any(sharding is not UNSPECIFIED for sharding in given):
+            return True
+        if any(map(distributes, inner_jaxprs(params))):
+            return True
+    return False
+
+
+def _mesh_of(aval: Any) -> Any:
+    return getattr(getattr(aval, "sharding", None), "mesh", None) or _NO_MESH
+
+
+_NO_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
+
+
+@functools.cache
+def _places(name: str) -> bool:
+    """Whether a primitive of this name decides where arrays are."""
+    return any(part in name for part in ("shard", "mesh", "layout", "partition", "pmap", "device"))
+
+
+def copies_of_consts(
+    consts: Sequence[Any], avals: Sequence[Any], device: Any
+) -> tuple[Any, ...] | None:
+    """Copies of what a program captured, as arguments that leave open where it runs.
+
+    Args:
+        consts: arrays.
+        avals: what the program takes them for.
+        device: where the copies shall be.
+
+    Returns:
+        Uncommitted arrays; or None if one of them cannot be given as an argument without a difference: it
+        lies on several devices, or in another memory, or is no array; or they are so large that JAX warns.
+    """
+    # JAX warns of more than this, as it compiles it into the program.
+    most = getattr(jax.config, "jax_captured_constants_warn_bytes", -1)
+    if consts and 0 <= most <= sum([getattr(const, "nbytes", 0) for const in consts]):
+        return None
+    try:
+        return tuple([_copy(c, aval, device) for c, aval in zip(consts, avals, strict=True)])
+    except Exception:  # deleted, guarded against transfers, or of a kind that we do not know
+        return None
+
+
+def _copy(const: Any, aval: Any, device: Any) -> Any:
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        data = _copy_array(jax.random.key_data(const), device)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(const))
+    if isinstance(const, jax.Array):
+        return _copy_array(const, device)
+    if not isinstance(const, (np.ndarray, np.generic)):
+        raise TypeError(f"not an array: {type(const).__name__}")
+    return _copy_array(np.array(const, dtype=aval.dtype), device)
+
+
+def _copy_array(array: Any, device: Any) -> Any:
+    if not isinstance(array, np.ndarray):
+        sharding = array.sharding
+        if type(array) is not ArrayImpl or len(sharding.device_set) > 1:
+            raise TypeError("on several devices")
+        [its_device] = sharding.device_set
+        usual: Any = its_device.default_memory()
+        if sharding.memory_kind not in (None, usual.kind):
+            raise TypeError("in another memory")
+        if not _is_default_layout(array.format.layout, sharding, array.aval):
+            raise TypeError(
+                "in another layout"
+            )  # JAX has no uncommitted arrays with a layout of their own
+    copy = jax.device_put(array, device, may_alias=False)
+    # The memory may be NumPy's, and be written to as soon as the call has returned.
+    copy.block_until_ready()
+    # There is no public way to have an array on a certain device that is not committed to it.
+    return ArrayImpl(copy.aval, copy.sharding, copy._arrays, committed=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from jax import lax
 from loopjit import compat
 from loopjit.engine.call import Target
 from loopjit.engine.job import Job
-from loopjit.engine.state import COUNTS, Counts
+from loopjit.engine.state import COUNTS, SHARED, Counts
 from loopjit.engine.warm import fast_call, find_state
+from loopjit.memo import LRU
 from loopjit.programs.program import Mismatch, ProgramOptions
 from loopjit.signature.code import constant_key
 from loopjit.transform import DISABLED
@@ -30,6 +32,15 @@ _log = logging.getLogger("loopjit")
 _COUNTS = Counts()
 _NO_KEYWORDS: dict[str, Any] = {}
 _NO_OPTIONS = ProgramOptions(None, {}, True)
+
+LOOPS = ("while_loop", "fori_loop", "scan", "map", "cond", "switch", "associative_scan")
+# Those of JAX, also while ours stand in their place (`loopjit.install(lax=True)`).
+_jax = types.SimpleNamespace(**{name: getattr(lax, name) for name in LOOPS})
+
+# Where JAX finds its own programs again, a loop whose functions cannot be compared is best left to JAX: here
+# it would be traced twice or three times. By the code of its functions: how often that has happened.
+_private: LRU[Hashable, int] = LRU(4096)
+_OFTEN = 2
 
 
 def while_loop(
@@ -60,7 +71,7 @@ def while_loop(
         pass
 
     def make(cond_fun: Any, body_fun: Any) -> Any:
-        return lambda init_val: lax.while_loop(cond_fun, body_fun, init_val)
+        return lambda init_val: _jax.while_loop(cond_fun, body_fun, init_val)
 
     return _stage(roots, "while_loop", make, (init_val,))
 
@@ -114,7 +125,7 @@ def fori_loop(
         def run(init_val: Any, low: Any = (), high: Any = ()) -> Any:
             [low] = low or [lower]
             [high] = high or [upper]
-            return lax.fori_loop(low, high, body_fun, init_val, unroll=unroll)
+            return _jax.fori_loop(low, high, body_fun, init_val, unroll=unroll)
 
         return run
 
@@ -179,7 +190,7 @@ def scan(
         pass
 
     def make(f: Any) -> Any:
-        return lambda init, xs: lax.scan(f, init, xs, *options)
+        return lambda init, xs: _jax.scan(f, init, xs, *options)
 
     return _stage(roots, key, make, args)
 
@@ -208,7 +219,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
         pass
 
     def make(f: Any) -> Any:
-        return lambda xs: lax.map(f, xs, batch_size=batch_size)
+        return lambda xs: _jax.map(f, xs, batch_size=batch_size)
 
     return _stage(roots, key, make, (xs,))
 
@@ -242,7 +253,7 @@ def cond(
     """
     if operand:
         if operands or operand.keys() != {"operand"}:
-            return lax.cond(pred, true_fun, false_fun, *operands, **operand)
+            return _jax.cond(pred, true_fun, false_fun, *operands, **operand)
         operands = (operand["operand"],)
     roots = (true_fun, false_fun)
     args = (pred, *operands)
@@ -252,7 +263,7 @@ def cond(
         pass
 
     def make(true_fun: Any, false_fun: Any) -> Any:
-        return lambda pred, *operands: lax.cond(pred, true_fun, false_fun, *operands)
+        return lambda pred, *operands: _jax.cond(pred, true_fun, false_fun, *operands)
 
     return _stage(roots, "cond", make, args)
 
@@ -279,7 +290,7 @@ def switch(
     if operand and not operands and operand.keys() == {"operand"}:
         operands, operand = (operand["operand"],), {}
     if operand or not isinstance(branches, (list, tuple)):
-        return lax.switch(index, branches, *operands, **operand)
+        return _jax.switch(index, branches, *operands, **operand)
     roots = tuple(branches)
     args = (index, *operands)
     try:
@@ -288,7 +299,7 @@ def switch(
         pass
 
     def make(*branches: Any) -> Any:
-        return lambda index, *operands: lax.switch(index, branches, *operands)
+        return lambda index, *operands: _jax.switch(index, branches, *operands)
 
     return _stage(roots, "switch", make, args)
 
@@ -323,7 +334,7 @@ def associative_scan(
         pass
 
     def make(fn: Any) -> Any:
-        return lambda elems: lax.associative_scan(fn, elems, reverse, axis)
+        return lambda elems: _jax.associative_scan(fn, elems, reverse, axis)
 
     return _stage(roots, key, make, (elems,))
 
@@ -347,6 +358,8 @@ def _options_key(options: tuple[Any, ...]) -> Hashable:
 
 def _hit(roots: tuple[Any, ...], key: Hashable, args: tuple[Any, ...]) -> Any:
     """Calls the program of equal functions, if it is known; raises Mismatch if not."""
+    if SHARED.active and (_private.peek(_codes(roots)) or 0) >= _OFTEN:
+        raise Mismatch
     try:
         out = fast_call(find_state(roots, key), args, _NO_KEYWORDS)
     except TypeError:
@@ -377,18 +390,33 @@ def _stage(
       make: makes a function of ``args`` from (copies of) the roots.
       args: the arguments that are traced.
     """
-    if DISABLED or compat.bypass() or compat.is_tracing() or not all(callable(f) for f in roots):
+    codes = _codes(roots)
+    if (
+        DISABLED
+        or compat.bypass()
+        or compat.is_tracing()
+        or not all(callable(f) for f in roots)
+        or (SHARED.active and (_private.peek(codes) or 0) >= _OFTEN)
+    ):
         return make(*roots)(*args)
     name = key if isinstance(key, str) else key[0]  # type: ignore[index]
     target = Target(roots, make, name, key, _options, _no_statics, None, _COUNTS, False)
+    job = Job(target, args, {})
     try:
-        return Job(target, args, {}).run()
+        out = job.run()
+        if not job.hoist:
+            _private.replace(codes, (_private.peek(codes) or 0) + 1)
+        return out
     except RuntimeError:
         raise  # the program ran
     except Exception:
         # If it is the caller's doing, jax.lax says so in its own words.
         _log.debug("%s: left to jax.lax", name, exc_info=True)
         return make(*roots)(*args)
+
+
+def _codes(roots: tuple[Any, ...]) -> Hashable:
+    return tuple([getattr(root, "__code__", type(root)) for root in roots])
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Counts what JAX compiles and traces, from JAX's own public monitoring events.
+"""Counts what JAX compiles, lowers and traces, from JAX's own public monitoring events.
 
     from counting import counting
 
@@ -21,8 +21,9 @@ from collections.abc import Iterator
 import jax
 
 _COMPILE = "/jax/core/compile/backend_compile_duration"
+_LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"
-_total = {_COMPILE: 0, _TRACE: 0}
+_total = {_COMPILE: 0, _LOWER: 0, _TRACE: 0}
 _lock = threading.Lock()
 
 
@@ -41,15 +42,17 @@ class Counts:
     """Filled in when the block ends."""
 
     compiles: int = 0
+    lowers: int = 0
     traces: int = 0
 
 
 @contextlib.contextmanager
 def counting() -> Iterator[Counts]:
-    """Counts the compiles and traces of all threads while the block runs."""
+    """Counts the compiles, lowerings and traces of all threads while the block runs."""
     counts, before = Counts(), dict(_total)
     try:
         yield counts
     finally:
         counts.compiles = _total[_COMPILE] - before[_COMPILE]
+        counts.lowers = _total[_LOWER] - before[_LOWER]
         counts.traces = _total[_TRACE] - before[_TRACE]

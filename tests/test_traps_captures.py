@@ -24,6 +24,7 @@ from jax import lax
 from traps import (
     ENTRIES,
     X,
+    aligned,
     cases,
     change,
     check_change,
@@ -1125,17 +1126,9 @@ def the_base_of_a_numpy_view():
     return (lambda x: x * v[0]), lambda: base.__setitem__(0, 3.0)
 
 
-def _aligned(values):
-    raw = np.zeros(len(values) + 32, np.float32)
-    start = (-raw.ctypes.data // 4) % 16
-    out = raw[start : start + len(values)]
-    out[:] = values
-    return out
-
-
 @change(CHANGES)
 def an_array_that_aliases_numpy():
-    host = _aligned([2.0] * 16)
+    host = aligned([2.0] * 16)
     v = jnp.asarray(host)
     if v.unsafe_buffer_pointer() != host.ctypes.data:
         v = jax.dlpack.from_dlpack(host)
@@ -1144,7 +1137,7 @@ def an_array_that_aliases_numpy():
 
 @change(CHANGES)
 def an_array_that_aliases_numpy_and_is_read():
-    host = _aligned([2.0] * 16)
+    host = aligned([2.0] * 16)
     v = jax.dlpack.from_dlpack(host)
     return (lambda x: x * float(np.asarray(v)[0])), lambda: host.__setitem__(0, 3.0)
 
@@ -1249,7 +1242,7 @@ def test_a_numpy_array_that_was_traced_and_then_overwritten(kind, entry):
 
     def new():
         return (
-            _aligned([2.0] * 16) if kind in ("aligned", "asarray") else np.full(3, 2.0, np.float32)
+            aligned([2.0] * 16) if kind in ("aligned", "asarray") else np.full(3, 2.0, np.float32)
         )
 
     first = new()

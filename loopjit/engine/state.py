@@ -13,6 +13,7 @@ from jax import tree_util
 from loopjit import compat
 from loopjit.memo import LRU
 from loopjit.programs.program import Program, Tables
+from loopjit.programs.shared import Sharing
 from loopjit.signature import kinds
 from loopjit.signature.arguments import Layout, Promoted, TypesKey
 from loopjit.signature.describe import Description, describe
@@ -340,6 +341,9 @@ STATES: LRU[Hashable, State] = LRU(4096)
 SHORTCUTS: LRU[Hashable, Any] = LRU(4096)
 """Of ``warm.py``; here so that all is cleared in one place."""
 TABLES = Tables(_rule_key)
+MAX_SHARED = 512
+SHARED = Sharing(MAX_SHARED, _rule_key)
+"""Programs of JAX itself, see ``loopjit.install``."""
 COUNTS = Counts()
 LIVE: weakref.WeakSet[Any] = weakref.WeakSet()
 """Objects with a ``hits`` of their own, which they add to ``COUNTS`` in the end."""
@@ -356,6 +360,7 @@ def cache_clear() -> None:
     STATES.clear()
     SHORTCUTS.clear()
     TABLES.clear()
+    SHARED.clear()
     kinds.clear()
     COUNTS.reset()
     for live in list(LIVE):
@@ -373,7 +378,8 @@ def cache_info() -> CacheInfo:
     """
     full, exact = TABLES.full.info(), TABLES.exec.info()
     hits = COUNTS.hits + sum([live.hits for live in list(LIVE)])
-    return CacheInfo(hits, COUNTS.interned, COUNTS.misses, full.size + exact.size, full.max_entries)
+    size = full.size + exact.size + len(SHARED)
+    return CacheInfo(hits, COUNTS.interned, COUNTS.misses, size, full.max_entries)
 
 
 compat.clear_with_jax(cache_clear)

@@ -281,7 +281,7 @@ def placed_elsewhere(hidden: Sequence[Any], args: Sequence[Any], kwargs: dict[st
     if not committed:
         return False
     arguments = _committed_to(tree_util.tree_leaves((args, kwargs)))
-    where = arguments[0] if arguments else {_default_device()}
+    where = arguments[0] if arguments else {compat.default_device()}
     return any(devices != where for devices in committed)
 
 
@@ -291,13 +291,6 @@ def _committed_to(arrays: Sequence[Any]) -> list[set[Any]]:
         for x in arrays
         if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.committed
     ]
-
-
-def _default_device() -> Any:
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    if device is None or isinstance(device, str):
-        return jax.devices(device)[0] if device else jax.local_devices()[0]
-    return device
 
 
 def is_concrete(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -186,8 +186,7 @@ class Program:
     """
 
     __slots__ = (
-        "_lock",
-        "_ready",
+        "_once",
         "avals",
         "call",
         "context",
@@ -210,25 +209,51 @@ class Program:
         self.takes_numbers = any(map(_is_number, self.avals))
         self.out_avals = [v.aval for v in jaxpr.outvars]
         self.context = context
-        self._ready = False
-        self._lock = threading.RLock()
+        self._once = Once()
         runner = _runner(jaxpr, in_tree, out_tree, context)
         runner.__name__ = runner.__qualname__ = name
         self.call: Callable[..., Any] = jax.jit(runner, **jit_options)
 
     def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the program so that only one thread compiles it."""
-        if self._ready:
-            return self.call(*args, **kwargs)
+        return self._once.call(self.call, *args, **kwargs)
+
+
+class Once:
+    """Lets one thread alone make the first of some calls: it compiles, and the others find the program.
+
+    Attributes:
+      done: a call has succeeded.
+      thread: the one that makes the first call, or None.
+    """
+
+    __slots__ = ("_lock", "done", "thread")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.thread: int | None = None
+        self._lock = threading.RLock()
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Calls ``function``; alone, until a call has succeeded."""
+        if self.done:
+            return function(*args, **kwargs)
         # With a limit: a callback of the program may run in another thread, and want it too.
         alone = self._lock.acquire(timeout=_PATIENCE_S)
+        if alone:
+            before, self.thread = self.thread, threading.get_ident()
         try:
-            out = self.call(*args, **kwargs)
-            self._ready = True
+            out = function(*args, **kwargs)
+            self.done = True
             return out
         finally:
             if alone:
+                self.thread = before
                 self._lock.release()
+
+    def is_called_here(self) -> bool:
+        """Whether this thread makes the first call: it is a finalizer, or a listener of JAX, that asks."""
+        return self.thread == threading.get_ident()
 
 
 def _is_number(aval: Any) -> bool:
