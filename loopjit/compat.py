@@ -1156,10 +1156,9 @@ def _copy_array(array: Any, device: Any) -> Any:
         usual: Any = its_device.default_memory()
         if sharding.memory_kind not in (None, usual.kind):
             raise TypeError("in another memory")
+        # JAX has no uncommitted arrays with a layout of their own.
         if not _is_default_layout(array.format.layout, sharding, array.aval):
-            raise TypeError(
-                "in another layout"
-            )  # JAX has no uncommitted arrays with a layout of their own
+            raise TypeError("in another layout")
     copy = jax.device_put(array, device, may_alias=False)
     # The memory may be NumPy's, and be written to as soon as the call has returned.
     copy.block_until_ready()

@@ -358,7 +358,7 @@ def _options_key(options: tuple[Any, ...]) -> Hashable:
 
 def _hit(roots: tuple[Any, ...], key: Hashable, args: tuple[Any, ...]) -> Any:
     """Calls the program of equal functions, if it is known; raises Mismatch if not."""
-    if SHARED.active and (_private.peek(_codes(roots)) or 0) >= _OFTEN:
+    if _is_left_to_jax(roots):
         raise Mismatch
     try:
         out = fast_call(find_state(roots, key), args, _NO_KEYWORDS)
@@ -390,13 +390,12 @@ def _stage(
       make: makes a function of ``args`` from (copies of) the roots.
       args: the arguments that are traced.
     """
-    codes = _codes(roots)
     if (
         DISABLED
         or compat.bypass()
         or compat.is_tracing()
         or not all(callable(f) for f in roots)
-        or (SHARED.active and (_private.peek(codes) or 0) >= _OFTEN)
+        or _is_left_to_jax(roots)
     ):
         return make(*roots)(*args)
     name = key if isinstance(key, str) else key[0]  # type: ignore[index]
@@ -405,6 +404,7 @@ def _stage(
     try:
         out = job.run()
         if not job.hoist:
+            codes = _codes(roots)
             _private.replace(codes, (_private.peek(codes) or 0) + 1)
         return out
     except RuntimeError:
@@ -413,6 +413,10 @@ def _stage(
         # If it is the caller's doing, jax.lax says so in its own words.
         _log.debug("%s: left to jax.lax", name, exc_info=True)
         return make(*roots)(*args)
+
+
+def _is_left_to_jax(roots: tuple[Any, ...]) -> bool:
+    return SHARED.active and (_private.peek(_codes(roots)) or 0) >= _OFTEN
 
 
 def _codes(roots: tuple[Any, ...]) -> Hashable:

@@ -892,3 +892,28 @@ def test_programs_that_run_while_others_are_traced():
         for _ in range(2):
             np.testing.assert_array_equal(jax.jit(lambda x: f(x))(X), X * 2)
     assert seen == [2.0, 4.0] * 2
+
+
+def test_loops_that_cannot_be_compared_are_left_to_jax(monkeypatch):
+    """After two tries, and only where JAX finds its programs by itself."""
+    ours, staged = sys.modules["loopjit.lax"], []
+
+    class Job(ours.Job):
+        def __init__(self, *args):
+            staged.append(1)
+            super().__init__(*args)
+
+    monkeypatch.setattr(ours, "Job", Job)
+    monkeypatch.setattr(ours, "_private", ours.LRU(4))
+
+    def run(while_loop):
+        limit = arr(8.0)  # its value is needed
+        out = while_loop(lambda x: x[0] < int(limit), lambda x: x * 2, arr([1.0, 2.0]))
+        np.testing.assert_array_equal(out, [8.0, 16.0])
+        return len(staged)
+
+    assert [run(loopjit.lax.while_loop) for _ in range(3)] == [1, 2, 3]
+    ours._private.clear()
+    with loopjit.installed(lax=True):
+        assert [run(jax.lax.while_loop) for _ in range(4)] == [4, 5, 5, 5]
+    assert run(loopjit.lax.while_loop) == 6
